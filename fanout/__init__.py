@@ -1,0 +1,1 @@
+"""fanout: a fan-out engine on PostgreSQL alone."""

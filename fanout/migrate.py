@@ -1,0 +1,83 @@
+"""Bringing the schema up to date: forward only, one transaction, safe from any number of processes at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import asyncpg
+
+from .errors import SchemaMismatch
+from .pool import connect, translated
+from .settings import Settings
+from .statements import load_migrations
+
+if TYPE_CHECKING:
+    from .pool import Connection, Pool
+
+__all__ = ["MigrationReport", "check_schema", "migrate"]
+
+
+class MigrationReport(NamedTuple):
+    """What a migration did: the schema's name, its version before and after."""
+
+    schema: str
+    before: int
+    after: int
+
+
+def expected_version() -> int:
+    """The schema version that this program needs."""
+    return load_migrations()[-1][0]
+
+
+async def migrate(dsn: str, *, schema: str = "fanout", settings: Settings | None = None) -> MigrationReport:
+    """Create or update the tables in `schema`. Doing it twice, or from ten pods at once, is fine.
+
+    Raises:
+        SchemaMismatch: a newer version of fanout migrated this schema.
+        DatabaseUnavailable: the server did not answer.
+    """
+    settings = (settings or Settings()).model_copy(update={"schema_name": schema})
+    connection = await connect(dsn, settings, "migrate")
+    try:
+        # Waiting for another pod's migration is not a lost statement.
+        async with connection.transaction():
+            return await _migrate(connection, schema)
+    except (OSError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
+        raise translated(error) from error
+    finally:
+        await connection.close(timeout=settings.database_timeout)
+
+
+async def _migrate(connection: Connection, schema: str) -> MigrationReport:
+    # Held to the end of the transaction; IF NOT EXISTS alone races in the catalog.
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"fanout migrate {schema}", timeout=300)
+    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    await connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {schema}.migration "
+        "(version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
+    )
+    before = await connection.fetchval(f"SELECT COALESCE(max(version), 0) FROM {schema}.migration")
+    if before > expected_version():
+        raise SchemaMismatch(schema, before, expected_version())
+    for version, name, sql in load_migrations(schema):
+        if version > before:
+            await connection.execute(sql, timeout=300)
+            await connection.execute(f"INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)", version, name)
+    return MigrationReport(schema, before, expected_version())
+
+
+async def schema_version(pool: Pool, schema: str) -> int:
+    """The version that the database is at; 0: there is nothing yet."""
+    exists = await pool.fetch("SELECT to_regclass($1) IS NOT NULL AS it", f"{schema}.migration")
+    if not exists[0]["it"]:
+        return 0
+    rows: Any = await pool.fetch(f"SELECT COALESCE(max(version), 0) AS version FROM {schema}.migration")
+    return int(rows[0]["version"])
+
+
+async def check_schema(pool: Pool, schema: str) -> None:
+    """Raises SchemaMismatch unless the schema is exactly this program's."""
+    found = await schema_version(pool, schema)
+    if found != expected_version():
+        raise SchemaMismatch(schema, found, expected_version())

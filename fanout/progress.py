@@ -1,0 +1,98 @@
+"""From one row of `reads/progress.sql` to what a person wants to know. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .states import Status
+from .values import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+__all__ = ["percent_done", "progress_from"]
+
+
+def percent_done(ended: int, total: int, *, closed: bool) -> int:
+    """Rounded down; 100 when closed and never before, also for the empty batch."""
+    if closed:
+        return 100
+    return min(99, ended * 100 // total) if total else 0
+
+
+def progress_from(row: Mapping[str, Any]) -> Progress:
+    """The progress that a row of `reads/progress.sql` tells."""
+    status = Status(row["status"])
+    ended = row["completed"] + row["failed"] + row["cancelled"]
+    remaining = row["total"] - ended
+    rate = _rate(row, ended)
+    outcome = "completed with failures" if status is Status.COMPLETED and row["failed"] else str(status)
+    return Progress(
+        id=row["id"],
+        kind=row["kind"],
+        status=status,
+        total=row["total"],
+        completed=row["completed"],
+        failed=row["failed"],
+        cancelled=row["cancelled"],
+        processing=row["processing"],
+        pending=max(0, remaining - row["processing"] - row["nested"]),
+        percent=percent_done(ended, row["total"], closed=status.is_terminal),
+        rate_per_second=rate,
+        eta_seconds=_eta(row, remaining, rate, status),
+        elapsed_seconds=((row["finished_at"] or row["now"]) - row["created_at"]).total_seconds(),
+        outcome=outcome,
+        generation=row["generation"],
+        waits_for=() if status.is_terminal else tuple(_reasons(row, status, remaining)),
+        reason=row["reason"] or row["error"],
+    )
+
+
+def _window(row: Mapping[str, Any]) -> tuple[datetime, int] | None:
+    """Since when, and how many had ended by then: the older mark, unless it is too old to say anything about now."""
+    for at, ended in ((row["last_mark_at"], row["last_mark_ended"]), (row["mark_at"], row["mark_ended"])):
+        if at is not None and (row["now"] - at).total_seconds() <= 120:
+            return at, ended
+    return None
+
+
+def _rate(row: Mapping[str, Any], ended: int) -> float | None:
+    if row["finished_at"] is not None:
+        seconds = (row["finished_at"] - (row["claimed_at"] or row["created_at"])).total_seconds()
+        return ended / seconds if ended and seconds > 0 else None
+    window = _window(row)
+    if window is None:
+        return None
+    seconds = (row["now"] - window[0]).total_seconds()
+    return (ended - window[1]) / seconds if seconds >= 0.5 else None
+
+
+def _eta(row: Mapping[str, Any], remaining: int, rate: float | None, status: Status) -> tuple[float, float] | None:
+    """Two standard deviations of a Poisson count around the rate. Before the seal the total is not known: no ETA."""
+    if status is not Status.WAITING or not rate or rate <= 0 or row["finished_at"] is not None:
+        return None
+    window = _window(row)
+    if window is None:
+        return None
+    seen = max(1.0, rate * (row["now"] - window[0]).total_seconds())
+    spread = min(0.9, 2 / math.sqrt(seen))
+    return remaining / (rate * (1 + spread)), remaining / (rate * (1 - spread))
+
+
+def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str]:
+    """Sentences. `row["sampled"]` counts what was looked at, at most 1,000."""
+    said: list[str] = []
+    at_least = "at least " if row["sampled"] >= 1000 else ""
+    said += [f"no worker serves {kind}" for kind in sorted(row["unserved"] or ())]
+    if row["later"]:
+        what = "it waits" if status is Status.PENDING and not row["total"] else f"{at_least}{row['later']} of {remaining} wait"
+        said.append(f"{what} until {row['next_run_at']:%H:%M:%S} UTC or later (backoff or run_at)")
+    if row["suspects"]:
+        said.append(f"{row['suspects']} wait to run alone: a worker died while they ran")
+    if row["ahead"] and not row["processing"]:
+        said.append(f"behind {row['ahead']} other {'batch' if row['ahead'] == 1 else 'batches'} of the same kind")
+    if row["verdict"]:
+        said.append(f"it is being ended as {row['verdict']}: {row['reason'] or 'no reason was kept'}")
+    return said

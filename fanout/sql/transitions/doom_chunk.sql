@@ -1,0 +1,17 @@
+-- pending | processing | waiting -> cancelled, some open children of a doomed job; counted, and the last one closes it.
+-- A child with open children of its own becomes doomed itself.
+-- $1 the doomed job, $2 limit.   No row: none is open, or those that are open are locked right now.
+WITH pick AS MATERIALIZED (
+    SELECT id FROM fanout.job
+     WHERE parent_id = $1 AND status IN ('pending', 'processing', 'waiting') AND verdict IS NULL
+     ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
+c AS (
+    UPDATE fanout.job c
+       SET verdict = CASE WHEN c.completed + c.failed + c.cancelled < c.total THEN 'cancelled' END,
+           reason = 'its batch ended', claim_token = NULL, lease_expires_at = NULL, updated_at = clock_timestamp(),
+           status = CASE WHEN c.completed + c.failed + c.cancelled < c.total THEN 'waiting' ELSE 'cancelled' END,
+           finished_at = CASE WHEN c.completed + c.failed + c.cancelled < c.total THEN NULL ELSE clock_timestamp() END
+      FROM pick WHERE c.id = pick.id
+ RETURNING c.id, c.parent_id, c.depth, c.kind, c.status, c.finished_at, c.generation, c.on_closed, c.priority,
+           c.total, c.completed, c.failed, c.cancelled),
+-- include tail

@@ -1,0 +1,449 @@
+"""The only caller of SQL. One method a statement; "no row" has a name.
+
+Locks, in every method: rows of the child level first, by ascending id, then parents by ascending id. One
+transaction ends jobs of ONE depth and cascades upwards a level a step, so all paths take locks in the same order.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from .errors import IdempotencyConflict, JobNotFound, LostClaim, Refused
+from .progress import progress_from
+from .states import Status
+from .statements import load_statements
+from .values import (
+    Child,
+    Claim,
+    Completed,
+    Counted,
+    Failed,
+    FailureReason,
+    JobRow,
+    JobSummary,
+    Moved,
+    Submitted,
+    WorkerRow,
+)
+from .wire import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    import asyncpg
+
+    from .pool import Connection, Pool
+    from .values import Interrupted, NewJob, Progress, Retry
+
+__all__ = ["Store"]
+
+
+class Store:
+    """The statements of one schema over one pool. Raises DatabaseUnavailable from every method."""
+
+    def __init__(self, pool: Pool, schema: str = "fanout") -> None:
+        self._pool = pool
+        self._sql = load_statements(schema)
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    async def submit(self, jobs: Sequence[NewJob], connection: asyncpg.Connection | None = None) -> list[Submitted]:
+        """Insert `jobs` in one round trip, all or none; in the order given. With `connection`, within its transaction.
+
+        Raises:
+            IdempotencyConflict: a key belongs to a job with other content; nothing was inserted.
+        """
+        order = sorted(range(len(jobs)), key=lambda n: (jobs[n].key is not None, jobs[n].key or ""))
+        picked = [jobs[n] for n in order]
+        arguments = (
+            [j.kind for j in picked],
+            [j.payload for j in picked],
+            [j.key for j in picked],
+            [j.priority for j in picked],
+            [j.run_at for j in picked],
+            [j.max_retries for j in picked],
+            [j.on_closed for j in picked],
+        )
+
+        async def body(connection: asyncpg.Connection) -> list[Submitted]:
+            rows = await connection.fetch(self._sql["submit"], *arguments)
+            submitted = {n: Submitted(row["id"], row["created"], row["same"]) for n, row in zip(order, rows, strict=True)}
+            for n, one in submitted.items():
+                if not one.same:
+                    raise IdempotencyConflict(jobs[n].key or "", one.id)
+            return [submitted[n] for n in range(len(jobs))]
+
+        if connection is None:
+            return await self._pool.transaction(body)
+        # A savepoint: a conflict must not abort the caller's transaction.
+        async with connection.transaction():
+            return await body(connection)
+
+    # -- claims -----------------------------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        wanted: Sequence[tuple[str, int, datetime]],
+        limit: int,
+        token: UUID,
+        lease_seconds: float,
+    ) -> list[Claim]:
+        """At most `limit` due jobs. `wanted`: (kind, priority, floor), in the order of preference."""
+        kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
+        rows = await self._pool.fetch(self._sql["claim"], kinds, priorities, floors, limit, token, timedelta(seconds=lease_seconds))
+        return [Claim(*row.values()) for row in rows]
+
+    async def claim_alone(self, kinds: Sequence[str], token: UUID, lease_seconds: float) -> Claim | None:
+        """One due job that must run alone; None: there is none."""
+        rows = await self._pool.fetch(self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds))
+        return Claim(*rows[0].values()) if rows else None
+
+    async def suspects_waiting(self, kinds: Sequence[str]) -> float | None:
+        """Seconds that the oldest due job that must run alone has waited; None: there is none."""
+        rows = await self._pool.fetch(self._sql["suspects_waiting"], list(kinds))
+        value: float | None = rows[0][0]
+        return value
+
+    async def save_checkpoint(self, claim: Claim, token: UUID, checkpoint: str) -> None:
+        """Keep `checkpoint` (JSON text) for later attempts. Raises LostClaim."""
+        if not await self._pool.fetch(self._sql["save_checkpoint"], claim.id, claim.attempt, token, checkpoint):
+            raise LostClaim(claim.id, claim.attempt)
+
+    async def fan_out(
+        self,
+        claim: Claim,
+        token: UUID,
+        lease_seconds: float,
+        *,
+        documents: Sequence[tuple[str, str, str | None]],
+        kind: str,
+        max_retries: int,
+        priority: int,
+        on_closed: str | None,
+    ) -> tuple[int, int]:
+        """One chunk of children: `documents` are (key, payload JSON, error or None). Returns (children made, total now).
+
+        Raises:
+            LostClaim: nothing was dispatched.
+        """
+        ordered = sorted(documents)
+
+        async def body(connection: Connection) -> tuple[int, int]:
+            row = await connection.fetchrow(
+                self._sql["fan_out"],
+                claim.id,
+                claim.attempt,
+                token,
+                timedelta(seconds=lease_seconds),
+                [key for key, _, _ in ordered],
+                [payload for _, payload, _ in ordered],
+                [error for _, _, error in ordered],
+                kind,
+                max_retries,
+                priority,
+                on_closed,
+            )
+            if row is None:
+                raise LostClaim(claim.id, claim.attempt)
+            return row["born"], row["total"]
+
+        return await self._pool.transaction(body)
+
+    async def finish(self, ended: Iterable[tuple[Claim, Completed | Failed]], token: UUID) -> Counted:
+        """End claims, count them on their parents, close what is complete and enqueue follow-ups.
+
+        A claim that is not among `moved` is lost. Depths are written deepest first, a transaction each.
+        """
+        result = Counted()
+        by_depth = sorted(ended, key=lambda item: (-item[0].depth, item[0].id))
+        for depth, group in groupby(by_depth, key=lambda item: item[0].depth):
+            items = list(group)
+            counted = await self._counting(
+                "finish",
+                depth,
+                [claim.id for claim, _ in items],
+                [claim.attempt for claim, _ in items],
+                token,
+                ["completed" if isinstance(outcome, Completed) else "failed" for _, outcome in items],
+                [outcome.result if isinstance(outcome, Completed) else None for _, outcome in items],
+                [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items],
+                [outcome.error_type if isinstance(outcome, Failed) else None for _, outcome in items],
+            )
+            result = Counted(result.moved + counted.moved, result.closed + counted.closed, counted.locked_at or result.locked_at)
+        return result
+
+    async def retry(self, retries: Iterable[tuple[Claim, Retry]], token: UUID) -> set[int]:
+        """Put claims back after a transient error, where the budget lasts. Returns the ids that went back."""
+        items = sorted(retries, key=lambda item: item[0].id)
+        rows = await self._pool.fetch(
+            self._sql["retry"],
+            [claim.id for claim, _ in items],
+            [claim.attempt for claim, _ in items],
+            token,
+            [retry.delay for _, retry in items],
+            [retry.error for _, retry in items],
+            [retry.error_type for _, retry in items],
+        )
+        return {row["id"] for row in rows}
+
+    async def release(self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID) -> set[int]:
+        """Put claims back at no cost. Returns the ids that went back."""
+        items = sorted((claim.id, claim.attempt) for claim, _ in claims)
+        rows = await self._pool.fetch(self._sql["release"], [i for i, _ in items], [a for _, a in items], token)
+        return {row["id"] for row in rows}
+
+    async def outcomes_of(self, claims: Iterable[Claim], token: UUID) -> set[int]:
+        """After an unknown outcome: the ids of the claims that this worker's own finish did end."""
+        items = list(claims)
+        rows = await self._pool.fetch(self._sql["outcome_of"], [c.id for c in items], [c.attempt for c in items], token)
+        return {row["id"] for row in rows}
+
+    # -- sweeping ---------------------------------------------------------------------------------------------------
+
+    async def expired_depths(self) -> list[int]:
+        """Depths at which leases have run out, deepest first."""
+        return [row["depth"] for row in await self._pool.fetch(self._sql["expired_depths"])]
+
+    async def rescue(self, depth: int, limit: int, max_deaths: int, after_id: int, lease_seconds: float) -> Counted:
+        """Take at most `limit` jobs of `depth` with ids above `after_id` away from workers that let their lease run out."""
+        return await self._counting("rescue", depth, depth, limit, max_deaths, after_id, timedelta(seconds=lease_seconds))
+
+    async def doomed(self, limit: int, after_id: int = 0) -> list[int]:
+        """Jobs with a verdict whose children have not all ended."""
+        return [row["id"] for row in await self._pool.fetch(self._sql["doomed"], limit, after_id)]
+
+    async def doom(self, job_id: int, verdict: Status, reason: str) -> Counted:
+        """End one open job as `verdict`, now or once its open children have been ended by `doom_chunk`.
+
+        Nothing moved: it is closed, or doomed, already.
+        """
+        return await self._counting("doom", 0, job_id, str(verdict), reason, cascade=True)
+
+    async def doom_chunk(self, job_id: int, limit: int) -> Counted:
+        """Cancel at most `limit` open children of a doomed job."""
+        return await self._counting("doom_chunk", 0, job_id, limit, cascade=True)
+
+    async def incomplete_without_open(self, limit: int, after_id: int = 0) -> list[int]:
+        """Waiting jobs without an open child: their counters must be wrong."""
+        return [row["id"] for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)]
+
+    async def recount(self, job_id: int) -> Counted:
+        """Mend the counters of an open job from its children. Nothing moved: they were right."""
+
+        async def body(connection: Connection) -> Counted:
+            if await connection.fetchrow(self._sql["lock_job"], job_id) is None:
+                return Counted()
+            return await self._with_cascade(connection, await connection.fetch(self._sql["recount"], job_id))
+
+        return await self._pool.transaction(body)
+
+    async def give_up_candidates(self, limit: int, after_seconds: float, after_id: int = 0) -> list[int]:
+        """Sealed batches without a sign of life for `after_seconds`, and without an excuse."""
+        rows = await self._pool.fetch(self._sql["give_up_candidates"], limit, timedelta(seconds=after_seconds), after_id)
+        return [row["id"] for row in rows]
+
+    async def give_up(self, job_id: int, after_seconds: float, reason: str) -> bool:
+        """Doom a batch without a sign of life, judged again under its lock. False: it lives."""
+
+        async def body(connection: Connection) -> bool:
+            await connection.fetchrow(self._sql["lock_job"], job_id)
+            return bool(await connection.fetch(self._sql["give_up"], job_id, timedelta(seconds=after_seconds), reason))
+
+        return await self._pool.transaction(body)
+
+    # -- opening again ----------------------------------------------------------------------------------------------
+
+    async def retry_failed(self, job_id: int, keys: Sequence[str] | None = None, error: str | None = None) -> int:
+        """Open the failed children of a batch again, as a new generation; the batch too, and what it had closed.
+
+        Returns how many.
+
+        Raises:
+            JobNotFound, Refused: nothing to retry, or the batch ended as failed or cancelled. Nothing was changed.
+        """
+
+        async def body(connection: Connection) -> int:
+            ids = await connection.fetch(self._sql["retry_failed"], job_id, list(keys) if keys is not None else None, error)
+            if not ids:
+                raise Refused(job_id, "no failed child to retry")
+            completed, failed, cancelled, current = 0, len(ids), 0, job_id
+            while True:
+                row = await connection.fetchrow(self._sql["lock_job"], current)
+                if row is None or not await connection.fetch(self._sql["reopen"], current, completed, failed, cancelled):
+                    raise Refused(current, "it was cancelled or has failed as a whole; submit it again instead")
+                if not row["closed"] or row["parent_id"] is None:
+                    return len(ids)
+                completed, failed, cancelled = (int(row["status"] == status) for status in ("completed", "failed", "cancelled"))
+                current = row["parent_id"]
+
+        return await self._pool.transaction(body)
+
+    async def retry_job(self, job_id: int) -> bool:
+        """Open a failed job without children again. False: it is not one."""
+        return bool(await self._pool.fetch(self._sql["retry_job"], job_id))
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    async def register_kinds(self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]) -> None:
+        """Tell the database about kinds: (name, max retries, timeout in seconds, on_closed, payload schema)."""
+        columns = [list(column) for column in zip(*sorted(kinds, key=lambda kind: kind[0]), strict=True)]
+        if columns:
+            await self._pool.fetch(self._sql["register_kinds"], *columns)
+
+    async def prune_workers(self) -> None:
+        """Forget workers that were lost more than a day ago."""
+        await self._pool.fetch(self._sql["prune_workers"])
+
+    async def wake(self, channel: str, payload: str) -> None:
+        """Hint to idle workers. A statement of its own, never beside data."""
+        await self._pool.fetch(self._sql["wake"], channel, payload)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def progress(self, job_id: int) -> Progress:
+        """What is true of a job now. Raises JobNotFound."""
+        rows = await self._pool.fetch(self._sql["progress"], job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        return progress_from(rows[0])
+
+    async def job(self, job_id: int) -> JobRow:
+        """One job, whole. Raises JobNotFound."""
+        rows = await self._pool.fetch(self._sql["job"], job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        return _job_row(rows[0])
+
+    async def find_by_key(self, key: str) -> int | None:
+        """The id of the job that holds an idempotency key."""
+        rows = await self._pool.fetch(self._sql["find_by_key"], key)
+        return rows[0]["id"] if rows else None
+
+    async def jobs(self, kind: str | None, status: Status | None, before_id: int | None, limit: int) -> list[JobSummary]:
+        """A page of root jobs, newest first."""
+        rows = await self._pool.fetch(self._sql["jobs"], kind, status and str(status), before_id, limit)
+        return [_summary(row) for row in rows]
+
+    async def children(self, job_id: int, status: Status | None, after_key: str | None, limit: int) -> list[Child]:
+        """A page of a batch's children, by document key."""
+        if status is Status.FAILED:   # has an index of its own
+            rows = await self._pool.fetch(self._sql["failures"], job_id, after_key, limit)
+        else:
+            rows = await self._pool.fetch(self._sql["children"], job_id, status and str(status), after_key, limit)
+        return [_child(row) for row in rows]
+
+    async def failure_reasons(self, job_id: int, limit: int) -> list[FailureReason]:
+        """Failed children grouped by reason, most frequent first."""
+        rows = await self._pool.fetch(self._sql["failure_reasons"], job_id, limit)
+        return [FailureReason(row["error"] or "no reason was kept", row["error_type"], row["n"], row["example"]) for row in rows]
+
+    async def slowest(self, job_id: int, limit: int) -> list[tuple[str, Status, float]]:
+        """(document key, status, seconds) of the children whose last attempt took longest."""
+        rows = await self._pool.fetch(self._sql["slowest"], job_id, limit)
+        return [(row["document_key"], Status(row["status"]), row["took"].total_seconds()) for row in rows]
+
+    async def workers(self) -> list[WorkerRow]:
+        """Worker processes that live, or were lost within the last day."""
+        return [WorkerRow(**{**row, "kinds": tuple(row["kinds"])}) for row in await self._pool.fetch(self._sql["workers"])]
+
+    async def stuck(self, limit: int) -> list[dict[str, Any]]:
+        """What does not move, and why: id, parent_id, kind, why, since."""
+        return [dict(row) for row in await self._pool.fetch(self._sql["stuck"], limit)]
+
+    async def queue(self) -> list[dict[str, Any]]:
+        """Open jobs by kind and status: kind, status, n, oldest_run_at."""
+        return [dict(row) for row in await self._pool.fetch(self._sql["queue"])]
+
+    async def health(self) -> dict[str, Any]:
+        """Facts about the server, for the doctor."""
+        return dict((await self._pool.fetch(self._sql["health"]))[0])
+
+    async def installation_id(self) -> UUID:
+        """What makes this installation's job keys unlike every other one's."""
+        value: UUID = (await self._pool.fetch(self._sql["installation"]))[0]["id"]
+        return value
+
+    # -- counting ---------------------------------------------------------------------------------------------------
+
+    async def _counting(self, name: str, depth: int, *arguments: object, cascade: bool = False) -> Counted:
+        """Run a statement that ends jobs. What closes at depth 0 has no parent to count on, so children of roots, which
+        is nearly everything, need one autocommit statement; deeper ones a transaction with a loop."""
+        if depth <= 1 and not cascade:
+            return _counted(await self._pool.fetch(self._sql[name], *arguments))
+
+        async def body(connection: Connection) -> Counted:
+            return await self._with_cascade(connection, await connection.fetch(self._sql[name], *arguments))
+
+        return await self._pool.transaction(body)
+
+    async def _with_cascade(self, connection: Connection, rows: Sequence[Any]) -> Counted:
+        result = step = _counted(rows)
+        while up := sorted(job.id for job in step.closed if job.parent_id is not None):
+            step = _closed_only(await connection.fetch(self._sql["count_up"], up))
+            result = Counted(result.moved, result.closed + step.closed, result.locked_at)
+        return result
+
+
+def _moved(row: Any) -> Moved:
+    return Moved(row["id"], row["parent_id"], row["depth"], Status(row["status"]), row["on_closed"])
+
+
+def _counted(rows: Sequence[Any]) -> Counted:
+    moved = tuple(_moved(row) for row in rows if row["what"] == "moved")
+    parents = [row for row in rows if row["what"] == "counted"]
+    return Counted(moved, tuple(_moved(row) for row in parents if row["ended"]), parents[0]["locked_at"] if parents else None)
+
+
+def _closed_only(rows: Sequence[Any]) -> Counted:
+    return Counted((), tuple(_moved(row) for row in rows if row["what"] == "counted" and row["ended"]))
+
+
+def _job_row(row: Any) -> JobRow:
+    return JobRow(
+        id=row["id"],
+        kind=row["kind"],
+        status=Status(row["status"]),
+        parent_id=row["parent_id"],
+        root_id=row["root_id"],
+        follows_id=row["follows_id"],
+        document_key=row["document_key"],
+        key=row["idempotency_key"],
+        verdict=row["verdict"],
+        reason=row["reason"],
+        error=row["error"],
+        error_type=row["error_type"],
+        attempt=row["attempt"],
+        failures=row["failures"],
+        deaths=row["deaths"],
+        max_retries=row["max_retries"],
+        generation=row["generation"],
+        priority=row["priority"],
+        total=row["total"],
+        completed=row["completed"],
+        failed=row["failed"],
+        cancelled=row["cancelled"],
+        on_closed=row["on_closed"],
+        payload=decode(row["payload"]),
+        result=decode(row["result"]),
+        run_at=row["run_at"],
+        created_at=row["created_at"],
+        claimed_at=row["claimed_at"],
+        updated_at=row["updated_at"],
+        finished_at=row["finished_at"],
+    )
+
+
+def _summary(row: Any) -> JobSummary:
+    values = dict(row)
+    return JobSummary(key=values.pop("idempotency_key"), status=Status(values.pop("status")), **values)
+
+
+def _child(row: Any) -> Child:
+    values = dict(row)
+    return Child(
+        status=Status(values.pop("status")), payload=decode(values.pop("payload")), result=decode(values.pop("result")), **values
+    )

@@ -1,0 +1,332 @@
+"""What goes in and out of the store: frozen rows, each field with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .states import Status
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+__all__ = [
+    "Child",
+    "Claim",
+    "Completed",
+    "Counted",
+    "Dispatched",
+    "Document",
+    "Failed",
+    "FailureReason",
+    "Interrupted",
+    "JobRow",
+    "JobSummary",
+    "Moved",
+    "NewJob",
+    "Outcome",
+    "Progress",
+    "Retry",
+    "Submitted",
+    "WorkerRow",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to submit, checked and encoded."""
+
+    kind: str
+    payload: str
+    """JSON text, at most 1,024 bytes."""
+    key: str | None = None
+    priority: int | None = None
+    """0 (first) to 9 (last); None: 5."""
+    run_at: datetime | None = None
+    max_retries: int | None = None
+    on_closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a submit: the job's id, and whether it is new or held the key already."""
+
+    id: int
+    created: bool
+    same: bool
+    """False: the holder of the key has other content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a fan-out: the child's key, unique in its batch, and the snapshot it will read.
+
+    `gone` says why the document was no longer there when the snapshot was taken: its child is born failed, and counted.
+    """
+
+    key: str
+    payload: Any = None
+    gone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What one `fan_out` call did: children it made, and documents that had a child already."""
+
+    created: int
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim of one job: the fence of everything that is written on its behalf."""
+
+    id: int
+    attempt: int
+    """The fencing number."""
+    kind: str
+    depth: int
+    parent_id: int | None
+    root_id: int | None
+    document_key: str | None
+    deaths: int
+    """More than 0: it runs alone."""
+    failures: int
+    max_retries: int
+    total: int
+    """Children that earlier attempts dispatched."""
+    priority: int
+    run_at: datetime
+    payload: str
+    """JSON text."""
+    checkpoint: str | None
+    """JSON text, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The handler returned. `result` is JSON text, or None."""
+
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A permanent failure: no retry can help."""
+
+    error: str
+    error_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A transient failure: again in `delay` seconds, if the budget lasts, else failed."""
+
+    error: str
+    error_type: str
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Stopped through no fault of its own (shutdown, the engine's database): back to pending, at no cost."""
+
+
+Outcome = Completed | Failed | Retry | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A job that a statement moved."""
+
+    id: int
+    parent_id: int | None
+    depth: int
+    status: Status
+    on_closed: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a counting statement did: the jobs it moved, the batches that closed by it, and those that are doomed."""
+
+    moved: tuple[Moved, ...] = ()
+    closed: tuple[Moved, ...] = ()
+    locked_at: datetime | None = None
+    """When the parents' rows were locked, by the database's clock; None: there were none."""
+
+    @property
+    def follow_ups(self) -> frozenset[str]:
+        """Kinds of the follow-up jobs that were enqueued."""
+        return frozenset(job.on_closed for job in (*self.moved, *self.closed) if job.on_closed and job.status.is_terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job, whole."""
+
+    id: int
+    kind: str
+    status: Status
+    parent_id: int | None
+    root_id: int | None
+    follows_id: int | None
+    document_key: str | None
+    key: str | None
+    """The idempotency key it was submitted with."""
+    verdict: str | None
+    reason: str | None
+    error: str | None
+    error_type: str | None
+    attempt: int
+    failures: int
+    deaths: int
+    max_retries: int
+    generation: int
+    priority: int
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    on_closed: str | None
+    payload: Any
+    result: Any
+    run_at: datetime
+    created_at: datetime
+    claimed_at: datetime | None
+    updated_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def outcome(self) -> str:
+        """The status, and "completed with failures" for a batch in which children failed."""
+        return _outcome(self.status, self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One line of a list of jobs."""
+
+    id: int
+    kind: str
+    status: Status
+    verdict: str | None
+    key: str | None
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    generation: int
+    follows_id: int | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    error: str | None
+    reason: str | None
+
+    @property
+    def outcome(self) -> str:
+        """The status, and "completed with failures" for a batch in which children failed."""
+        return _outcome(self.status, self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One child of a batch, with its snapshot and its result."""
+
+    id: int
+    parent_id: int
+    document_key: str
+    kind: str
+    status: Status
+    attempt: int
+    failures: int
+    deaths: int
+    run_at: datetime
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    error_type: str | None
+    error: str | None
+    reason: str | None
+    payload: Any
+    result: Any
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long its last attempt took; None while it has not ended."""
+        return self.finished_at - self.claimed_at if self.finished_at and self.claimed_at else None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReason:
+    """How many children failed for one reason, and the key of one of them."""
+
+    error: str
+    error_type: str | None
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker process."""
+
+    id: UUID
+    name: str
+    host: str
+    pid: int
+    version: str
+    kinds: tuple[str, ...]
+    concurrency: int
+    running: int
+    free: int
+    started_at: datetime
+    last_beat_at: datetime
+    beat_age_seconds: float
+    free_since: datetime | None
+    state: Literal["running", "stopping", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is true of a job now, from one snapshot of committed rows."""
+
+    id: int
+    kind: str
+    status: Status
+    total: int
+    """Children dispatched; final when the job is closed."""
+    completed: int
+    failed: int
+    cancelled: int
+    processing: int
+    """Children that run now."""
+    pending: int
+    """Children that wait to run."""
+    percent: int
+    """Rounded down; 100 only when closed."""
+    rate_per_second: float | None
+    """Children that ended per second over the last 15 to 30 s; of a closed batch, over its whole run."""
+    eta_seconds: tuple[float, float] | None
+    """Least and most seconds until the last child ends, at that rate; None: nobody can say."""
+    elapsed_seconds: float
+    outcome: str
+    generation: int
+    waits_for: tuple[str, ...] = field(default=())
+    """Why nothing moves, in sentences; empty while all is well, or closed."""
+    reason: str | None = None
+
+    @property
+    def ended(self) -> int:
+        """Children that have ended."""
+        return self.completed + self.failed + self.cancelled
+
+    @property
+    def is_closed(self) -> bool:
+        """Has the job ended for good?"""
+        return self.status.is_terminal
+
+
+def _outcome(status: Status, failed: int) -> str:
+    return "completed with failures" if status is Status.COMPLETED and failed else str(status)
