@@ -1,1 +1,74 @@
-"""fanout: a fan-out engine on PostgreSQL alone."""
+"""fanout: a fan-out engine on PostgreSQL alone.
+
+    engine = Engine("postgresql://…")          # or Engine.embedded()
+
+    @engine.job
+    async def papers_extract(job: Job[Paper]) -> Extracted: ...
+
+    @engine.job(on_closed="papers_report")
+    async def papers_batch(job: Job[Selection]) -> None:
+        await job.fan_out(papers_extract, (Document(p.id, p) for p in papers))
+
+    async with engine, engine.worker():
+        handle = await engine.submit(papers_batch, Selection(...), key="import-2026-11")
+        print(await handle.wait())
+"""
+
+from __future__ import annotations
+
+from .engine import Engine, Request
+from .errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    FanoutError,
+    IdempotencyConflict,
+    JobFailed,
+    JobNotFound,
+    LostClaim,
+    PermanentError,
+    Refused,
+    SchemaMismatch,
+    TransientError,
+    UsageError,
+)
+from .handle import JobHandle
+from .handlers import Handler
+from .job import Closed, Job
+from .migrate import migrate
+from .settings import Settings
+from .states import Status
+from .values import Child, Dispatched, Document, FailureReason, JobRow, JobSummary, Progress, WorkerRow
+from .worker import Worker
+
+__all__ = [
+    "Child",
+    "Closed",
+    "ConfigurationError",
+    "DatabaseUnavailable",
+    "Dispatched",
+    "Document",
+    "Engine",
+    "FailureReason",
+    "FanoutError",
+    "Handler",
+    "IdempotencyConflict",
+    "Job",
+    "JobFailed",
+    "JobHandle",
+    "JobNotFound",
+    "JobRow",
+    "JobSummary",
+    "LostClaim",
+    "PermanentError",
+    "Progress",
+    "Refused",
+    "Request",
+    "SchemaMismatch",
+    "Settings",
+    "Status",
+    "TransientError",
+    "UsageError",
+    "Worker",
+    "WorkerRow",
+    "migrate",
+]

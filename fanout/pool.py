@@ -12,7 +12,7 @@ import asyncpg
 from .errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from .settings import Settings
 
@@ -161,12 +161,12 @@ class Pool:
         finally:
             await self._pool.release(connection)
 
-    async def fetch(self, sql: str, *arguments: object) -> Sequence[Any]:
+    async def fetch(self, sql: str, *arguments: object) -> list[Any]:
         """Rows of one autocommit statement, run again after a deadlock."""
 
-        async def once() -> Sequence[Any]:
+        async def once() -> list[Any]:
             async with self.acquire() as connection:
-                rows: Sequence[Any] = await connection.fetch(sql, *arguments)
+                rows: list[Any] = await connection.fetch(sql, *arguments)
                 return rows
 
         return await self.again(once)

@@ -91,22 +91,18 @@ class Store:
         limit: int,
         token: UUID,
         lease_seconds: float,
-    ) -> list[Claim]:
-        """At most `limit` due jobs. `wanted`: (kind, priority, floor), in the order of preference."""
+    ) -> tuple[list[Claim], float | None]:
+        """At most `limit` due jobs, and for how many seconds a job that must run alone has been due (None: there is
+        none). `wanted`: (kind, priority, floor), in the order of preference."""
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
         rows = await self._pool.fetch(self._sql["claim"], kinds, priorities, floors, limit, token, timedelta(seconds=lease_seconds))
-        return [Claim(*row.values()) for row in rows]
+        suspect_age = rows.pop()["suspect_age"] if rows and rows[-1]["id"] is None else None
+        return [Claim(*row.values()) for row in rows], suspect_age
 
     async def claim_alone(self, kinds: Sequence[str], token: UUID, lease_seconds: float) -> Claim | None:
         """One due job that must run alone; None: there is none."""
         rows = await self._pool.fetch(self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds))
         return Claim(*rows[0].values()) if rows else None
-
-    async def suspects_waiting(self, kinds: Sequence[str]) -> float | None:
-        """Seconds that the oldest due job that must run alone has waited; None: there is none."""
-        rows = await self._pool.fetch(self._sql["suspects_waiting"], list(kinds))
-        value: float | None = rows[0][0]
-        return value
 
     async def save_checkpoint(self, claim: Claim, token: UUID, checkpoint: str) -> None:
         """Keep `checkpoint` (JSON text) for later attempts. Raises LostClaim."""

@@ -102,6 +102,8 @@ class Claim:
     """JSON text."""
     checkpoint: str | None
     """JSON text, or None."""
+    suspect_age: float | None = None
+    """Not for use: the last column of the claim, always None in a claim."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,384 @@
+"""The engine: what a program holds. Handlers are registered on it, jobs are submitted to it, workers run on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from .embedded import acquire
+from .errors import ConfigurationError, DatabaseUnavailable, UsageError
+from .handle import JobHandle
+from .handlers import Handler, check_kind, make_handler
+from .migrate import check_schema, migrate
+from .pool import Pool
+from .settings import MAX_PAYLOAD_BYTES, Settings
+from .states import Status
+from .store import Store
+from .sweeper import Sweeper
+from .values import NewJob
+from .wakeups import Waker
+from .wire import checked_text, encode
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from uuid import UUID
+
+    import asyncpg
+
+    from .embedded import EmbeddedServer
+    from .job import Job
+    from .values import Counted, JobSummary, WorkerRow
+
+__all__ = ["Engine", "Request"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_log = logging.getLogger("fanout.engine")
+
+
+class Request:
+    """One job of `Engine.submit_many`: the arguments of `Engine.submit`."""
+
+    __slots__ = ("delay", "key", "max_retries", "on_closed", "payload", "priority", "run_at", "target")
+
+    def __init__(
+        self,
+        target: Handler[Any, Any] | str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: float | None = None,
+        max_retries: int | None = None,
+        on_closed: str | None = None,
+    ) -> None:
+        self.target = target
+        self.payload = payload
+        self.key = key
+        self.priority = priority
+        self.run_at = run_at
+        self.delay = delay
+        self.max_retries = max_retries
+        self.on_closed = on_closed
+
+
+class Engine:
+    """A fan-out engine over one PostgreSQL schema.
+
+    `Engine(dsn)`, or `Engine()` with DATABASE_URL set, or `Engine.embedded()`. Nothing happens before `async with
+    engine:` or `start()`; two engines in one process, and any event loop, are fine.
+
+    Raises:
+        ConfigurationError: neither a DSN nor DATABASE_URL: a pod that lost its setting must not take work into a
+            private database.
+    """
+
+    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
+        self._dsn = dsn or os.environ.get("DATABASE_URL") or ""
+        if not self._dsn:
+            raise ConfigurationError(
+                "dsn", "neither a DSN nor DATABASE_URL is given", "Use Engine('postgresql://…'), set DATABASE_URL, or ask for Engine.embedded()"
+            )
+        self.settings = settings or Settings()
+        self.handlers: dict[str, Handler[Any, Any]] = {}
+        """Kind → handler."""
+        self._embedded_home: Path | None = None
+        self._is_embedded = False
+        self._server: EmbeddedServer | None = None
+        self._lock = asyncio.Lock()
+        self._pool: Pool | None = None
+        self._store: Store | None = None
+        self._waker: Waker | None = None
+        self._installation_id: UUID | None = None
+        self._workers: list[Worker] = []
+
+    @classmethod
+    def embedded(cls, home: Path | None = None, *, settings: Settings | None = None) -> Self:
+        """An engine on a real PostgreSQL of this user's own, started on first use and stopped with its last user.
+
+        `home` is the folder of its data (None: the user's data folder). Needs `pip install "pgfanout[embedded]"`.
+        """
+        engine = cls("embedded", settings=settings)
+        engine._is_embedded = True
+        engine._embedded_home = home
+        return engine
+
+    # -- handlers -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def job(self, function: Callable[[Job[P]], Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def job(self, function: Callable[[Job[P]], R], /) -> Handler[P, R]: ...
+    @overload
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+        max_retries: int | None = None,
+        on_closed: str | Handler[Any, Any] | None = None,
+        permanent: tuple[type[BaseException], ...] = (),
+        transient: tuple[type[BaseException], ...] = (),
+    ) -> Callable[[Callable[[Job[P]], Awaitable[R] | R]], Handler[P, R]]: ...
+
+    def job(
+        self,
+        function: Callable[[Job[P]], Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+        max_retries: int | None = None,
+        on_closed: str | Handler[Any, Any] | None = None,
+        permanent: tuple[type[BaseException], ...] = (),
+        transient: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """Register a handler: `@engine.job` or `@engine.job(max_retries=3, timeout=1800)`.
+
+        Args:
+            name: the kind; default: the function's name.
+            timeout: seconds one run may take; default 30 min, with `on_closed` 60 min.
+            max_retries: retries after transient errors; default 3, with `on_closed` 2.
+            on_closed: the kind of the follow-up job that is enqueued, exactly once, when a job of this kind closes.
+            permanent, transient: exceptions to be judged so, before the table in `fanout.failures`.
+
+        Raises:
+            ConfigurationError: the name cannot be a kind or is taken, or the function is not a handler.
+        """
+
+        def register(function: Callable[[Job[P]], Any]) -> Handler[P, Any]:
+            handler = make_handler(
+                function,
+                self.settings,
+                name=name,
+                timeout=timeout,
+                max_retries=max_retries,
+                on_closed=on_closed,
+                permanent=permanent,
+                transient=transient,
+            )
+            if handler.name in self.handlers:
+                raise ConfigurationError("name", f"there is a handler for {handler.name!r} already", "Give each handler a name of its own")
+            self.handlers[handler.name] = handler
+            return handler
+
+        return register if function is None else register(function)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect and bring the schema up to date. Again, and from many coroutines at once, is fine: an engine is started
+        once, whole, or not at all.
+
+        Raises:
+            DatabaseUnavailable, SchemaMismatch.
+        """
+        async with self._lock:
+            if self._store is not None:
+                return
+            if self._is_embedded:
+                self._server = await asyncio.to_thread(acquire, self._embedded_home)
+                self._dsn = self._server.dsn()
+            try:
+                await self._open()
+            except BaseException:
+                await self._close()
+                raise
+
+    async def _open(self) -> None:
+        schema = self.settings.schema_name
+        if self.settings.migrate_on_start:
+            await migrate(self._dsn, schema=schema, settings=self.settings)
+        self._pool = Pool(self._dsn, self.settings)
+        await self._pool.open()
+        await check_schema(self._pool, schema)
+        store = Store(self._pool, schema)
+        self._installation_id = await store.installation_id()
+        self._waker = Waker(store, self.settings)
+        self._store = store
+
+    async def stop(self) -> None:
+        """Stop this engine's workers, then disconnect. Again is fine."""
+        async with self._lock:
+            await asyncio.gather(*(worker.stop() for worker in self._workers))
+            self._workers.clear()
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._waker is not None:
+            await self._waker.close()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.release)
+        self._store = self._waker = self._pool = self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def dsn(self) -> str:
+        """Where this engine's database is. May hold a password: never print it."""
+        return self._dsn
+
+    @property
+    def store(self) -> Store:
+        """The statements. Raises DatabaseUnavailable before `start()`."""
+        if self._store is None:
+            raise DatabaseUnavailable("the engine is not started: use `async with engine:` or `await engine.start()`")
+        return self._store
+
+    def worker(self, *, concurrency: int | None = None, name: str | None = None, exit_when_stuck: bool = False) -> Worker:
+        """A worker for this engine's handlers: `async with engine.worker():`. It installs no signal handlers.
+
+        Args:
+            concurrency: handlers that run at once; default: the settings'.
+            name: shown in lists; default host and pid. Two workers of one name are two workers.
+            exit_when_stuck: end the process when a handler blocks the event loop beyond its timeout.
+        """
+        store = self.store
+        assert self._installation_id is not None  # noqa: S101 - set together with the store
+        assert self._waker is not None  # noqa: S101 - set together with the store
+        worker = Worker(
+            store,
+            self.settings,
+            self._dsn,
+            self.handlers,
+            self._installation_id,
+            self._waker,
+            concurrency=concurrency,
+            name=name,
+            exit_when_stuck=exit_when_stuck,
+        )
+        self._workers.append(worker)
+        return worker
+
+    def sweeper(self) -> Sweeper:
+        """A sweeper that is not running, for one round by hand: `await engine.sweeper().sweep()`."""
+
+        def wake(counted: Counted) -> None:
+            for kind in counted.follow_ups:
+                self.wake(kind)
+
+        return Sweeper(self.store, self.settings, on_counted=wake)
+
+    # -- submitting -----------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        target: Handler[P, R] | str,
+        payload: P | Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: float | None = None,
+        max_retries: int | None = None,
+        on_closed: str | None = None,
+        connection: asyncpg.Connection | None = None,
+    ) -> JobHandle:
+        """Enqueue one job and return at once.
+
+        Args:
+            target: a handler, or the kind of one that is served elsewhere.
+            payload: at most 1 KB of JSON: ids, not bodies. Checked against the handler's annotation.
+            key: idempotency key. The same key with the same content gives the same job, whoever submits, however often.
+            priority: 0 (first) to 9 (last); default 5.
+            run_at, delay: not before this time (with a time zone), or in so many seconds.
+            connection: the caller's own asyncpg connection: the job lives or dies with the caller's transaction, and
+                workers find it within `poll_interval` of the commit, or at once after `engine.wake(kind)`.
+
+        Raises:
+            UsageError: names the field and the remedy; nothing was submitted.
+            IdempotencyConflict: the key belongs to a job with other content.
+            DatabaseUnavailable: with a key, simply submit again.
+        """
+        request = Request(
+            target, payload, key=key, priority=priority, run_at=run_at, delay=delay, max_retries=max_retries, on_closed=on_closed
+        )
+        return (await self.submit_many([request], connection=connection))[0]
+
+    async def submit_many(self, requests: Sequence[Request], *, connection: asyncpg.Connection | None = None) -> list[JobHandle]:
+        """Enqueue many jobs in one round trip, all or none. Raises as `submit` does."""
+        if not requests:
+            return []
+        jobs = [self._checked(request) for request in requests]
+        submitted = await self.store.submit(jobs, connection)
+        if connection is None:
+            for kind in {job.kind for job, done in zip(jobs, submitted, strict=True) if done.created}:
+                self.wake(kind)
+        return [JobHandle(done.id, self.store, created=done.created, retries=self.wake) for done in submitted]
+
+    def _checked(self, request: Request) -> NewJob:
+        handler = request.target if isinstance(request.target, Handler) else self.handlers.get(request.target)
+        kind = handler.name if handler is not None else check_kind(request.target)
+        if handler is None:
+            payload = encode(request.payload, "payload", MAX_PAYLOAD_BYTES)
+        else:
+            payload = handler.encode_payload(request.payload, "payload", MAX_PAYLOAD_BYTES)
+        if request.priority is not None and (isinstance(request.priority, bool) or request.priority not in range(10)):
+            raise UsageError("priority", f"{request.priority!r} is out of range", "Give 0 (first) to 9 (last)")
+        if request.max_retries is not None and (isinstance(request.max_retries, bool) or request.max_retries not in range(1_000_001)):
+            raise UsageError("max_retries", f"{request.max_retries!r} is not a count", "Give 0 or more")
+        on_closed = request.on_closed or (handler.on_closed if handler else None)
+        return NewJob(
+            kind=kind,
+            payload=payload,
+            key=None if request.key is None else checked_text(request.key, "key", 512),
+            priority=request.priority,
+            run_at=_due(request.run_at, request.delay),
+            max_retries=request.max_retries if request.max_retries is not None else handler.max_retries if handler else None,
+            on_closed=None if on_closed is None else check_kind(on_closed, "on_closed"),
+        )
+
+    def wake(self, kind: str) -> None:
+        """Hint to idle workers that jobs of `kind` are due: after the commit of a submit on a connection of one's own."""
+        if self._waker is not None:
+            self._waker.wake(kind)
+
+    # -- reading and steering -------------------------------------------------------------------------------------------
+
+    def handle(self, job_id: int) -> JobHandle:
+        """A handle on a job, which is not looked up before it is used."""
+        return JobHandle(job_id, self.store, retries=self.wake)
+
+    async def find(self, key: str) -> JobHandle | None:
+        """The job that was submitted with an idempotency key; None: there is none."""
+        job_id = await self.store.find_by_key(key)
+        return None if job_id is None else self.handle(job_id)
+
+    async def jobs(
+        self, *, kind: str | None = None, status: Status | str | None = None, before_id: int | None = None, limit: int = 50
+    ) -> list[JobSummary]:
+        """A page of root jobs, newest first; the next page begins `before_id` the last one's id."""
+        return await self.store.jobs(kind, Status(status) if status else None, before_id, limit)
+
+    async def workers(self) -> list[WorkerRow]:
+        """Worker processes that live, or were lost within the last day."""
+        return await self.store.workers()
+
+
+def _due(run_at: datetime | None, delay: float | None) -> datetime | None:
+    if run_at is not None and delay is not None:
+        raise UsageError("run_at", "is given together with delay", "Give one of the two")
+    if run_at is not None and run_at.tzinfo is None:
+        raise UsageError("run_at", "has no time zone", "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)")
+    if delay is None:
+        return run_at
+    if not 0 <= delay <= 10 * 366 * 86_400:
+        raise UsageError("delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years")
+    return datetime.now(UTC) + timedelta(seconds=delay)

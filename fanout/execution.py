@@ -1,0 +1,123 @@
+"""Deciding: one claim is run to an outcome. Nothing here knows the database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from .backoff import retry_delay
+from .errors import LostClaim, UsageError
+from .failures import Blame, classify
+from .held import Stop
+from .job import Job
+from .values import Completed, Failed, Interrupted, Retry
+from .wire import clipped
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from random import Random
+
+    from .handlers import Handler
+    from .held import Held
+    from .runtime import Runtime
+    from .values import Outcome
+
+__all__ = ["execute"]
+
+_log = logging.getLogger("fanout.execution")
+
+
+async def execute(held: Held, handler: Handler[Any, Any], runtime: Runtime, threads: Executor, random: Random) -> Outcome | None:
+    """Run a claim's handler. None: the claim was lost meanwhile, there is nothing to write.
+
+    The timeout counts from here, so never time in a queue or buffer. A cancellation from outside (lost, shutdown)
+    ends as what `held.stop` says; any other exception, SystemExit too, is the handler's, and is judged.
+    """
+    settings = runtime.settings
+    clock = asyncio.timeout(handler.timeout)
+    try:
+        async with clock:
+            claim = held.claim
+            adapter = handler.payload_type
+            payload = from_json(claim.payload) if adapter is None else adapter.validate_json(claim.payload)
+            job = Job(claim, payload, runtime)
+            value = await handler.function(job) if handler.is_async else await _in_thread(handler, job, threads)
+        if clock.expired():
+            raise TimeoutError
+        return _stopped(held) if held.stop is Stop.LOST else Completed(handler.encode_result(value, settings.max_result_bytes))
+    except asyncio.CancelledError:
+        if held.stop is not None:
+            return _stopped(held)
+        error: BaseException = RuntimeError("the handler was cancelled from within")
+    except KeyboardInterrupt:
+        return Interrupted()
+    except LostClaim:
+        return None
+    except BaseException as raised:  # noqa: BLE001 - SystemExit from user code must not end the worker
+        if held.stop is Stop.LOST:
+            return None
+        error = raised
+    if isinstance(error, TimeoutError) and clock.expired():
+        error = TimeoutError(f"timed out after {handler.timeout:g} s")
+    return _judged(error, held, handler, runtime, random)
+
+
+def _stopped(held: Held) -> Interrupted | None:
+    return None if held.stop is Stop.LOST else Interrupted()
+
+
+def _judged(error: BaseException, held: Held, handler: Handler[Any, Any], runtime: Runtime, random: Random) -> Outcome:
+    verdict = classify(error, permanent=handler.permanent, transient=handler.transient)
+    claim, settings = held.claim, runtime.settings
+    name = type(error).__name__
+    _log.log(
+        logging.INFO if verdict.blame is Blame.PERMANENT else logging.WARNING,
+        "%s ended in %s (%s)",
+        claim.kind,
+        name,
+        verdict.blame.value,
+        extra={"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind, "worker": runtime.worker_name},
+        exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
+    )
+    if verdict.blame is Blame.INFRASTRUCTURE:
+        return Interrupted()
+    text = clipped(_message(error), settings.max_error_bytes)
+    if verdict.blame is Blame.PERMANENT:
+        return Failed(text, name)
+    return Retry(text, name, retry_delay(claim.failures, verdict.retry_after, settings, random))
+
+
+def _message(error: BaseException) -> str:
+    """One readable sentence; never empty, and never an exception of its own."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"payload.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not turn a failure into a crash
+        text = ""
+    if isinstance(error, SystemExit):
+        return f"the handler called exit({error.code!r})"
+    return text if text and isinstance(error, UsageError) else f"{type(error).__name__}: {text}" if not text else text
+
+
+async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executor) -> Any:
+    """Run a plain function in a thread. A thread cannot be stopped, so this returns only when it has ended: a slot and a
+    lease stay taken for as long as the function runs, and the heartbeat lets go of one that never ends."""
+    context = contextvars.copy_context()
+    future = asyncio.get_running_loop().run_in_executor(threads, context.run, handler.function, job)
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            cancelled = job.cancel_requested = True
+    if cancelled:
+        future.exception()  # consumed: what it raised after it was told to stop does not count
+        raise asyncio.CancelledError
+    return future.result()

@@ -1,0 +1,149 @@
+"""Handlers: a function with a kind's name, what it takes and gives, and how it is to be run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from .errors import ConfigurationError, UsageError
+from .job import Job
+from .wire import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .settings import Settings
+
+__all__ = ["Handler", "make_handler"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+MANAGER_TIMEOUT_SECONDS: Final = 3600.0
+MANAGER_MAX_RETRIES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Handler(Generic[P, R]):
+    """A registered handler. Calling it calls the function, so it can be tested without an engine."""
+
+    name: str
+    """The kind of its jobs."""
+    function: Callable[[Job[P]], Awaitable[R] | R]
+    is_async: bool
+    timeout: float
+    """Seconds one run may take."""
+    max_retries: int
+    """Retries after transient errors."""
+    on_closed: str | None
+    """The kind of the follow-up job."""
+    permanent: tuple[type[BaseException], ...]
+    transient: tuple[type[BaseException], ...]
+    payload_type: TypeAdapter[Any] | None
+    """None: plain JSON."""
+    result_type: TypeAdapter[Any] | None
+    """None: plain JSON."""
+
+    def __call__(self, job: Job[P]) -> Awaitable[R] | R:
+        """Run the function itself."""
+        return self.function(job)
+
+    def encode_payload(self, payload: Any, field: str, limit: int) -> str:
+        """JSON text of a payload of this kind. Raises UsageError, naming the field."""
+        return _encode(self.payload_type, payload, field, limit)
+
+    def encode_result(self, result: Any, limit: int) -> str | None:
+        """JSON text of what the function returned; None for None. Raises UsageError."""
+        return None if result is None else _encode(self.result_type, result, "result", limit)
+
+    def payload_schema(self) -> str | None:
+        """JSON schema of the payload, as JSON text; None where anything goes."""
+        return None if self.payload_type is None else to_json(self.payload_type.json_schema()).decode()
+
+
+def _encode(adapter: TypeAdapter[Any] | None, value: Any, field: str, limit: int) -> str:
+    if adapter is None:
+        return encode(value, field, limit)
+    # The checked value, so that what a caller hands over and what the handler will read are the same thing.
+    try:
+        checked = adapter.validate_python(value)
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        where = ".".join((field, *(str(part) for part in first["loc"])))
+        raise UsageError(where, f"{first['msg']}, got {first['input']!r}"[:300], "See the handler's annotation") from None
+    return encode(checked, field, limit, adapter.dump_json)
+
+
+def check_kind(name: object, field: str = "kind") -> str:
+    """`name` if it can be a kind. Raises ConfigurationError."""
+    if not isinstance(name, str) or not KIND.fullmatch(name):
+        raise ConfigurationError(
+            field,
+            f"{name!r} is not a valid name",
+            "A kind is letters, digits and underscores, starts with a letter and has at most 63 characters, like papers_extract",
+        )
+    return name
+
+
+def make_handler(
+    function: Callable[[Job[P]], Awaitable[R] | R],
+    settings: Settings,
+    *,
+    name: str | None,
+    timeout: float | None,
+    max_retries: int | None,
+    on_closed: str | Handler[Any, Any] | None,
+    permanent: tuple[type[BaseException], ...],
+    transient: tuple[type[BaseException], ...],
+) -> Handler[P, R]:
+    """Read a function's annotations into a handler. Raises ConfigurationError."""
+    kind = check_kind(name if name is not None else getattr(function, "__name__", None), "name")
+    follow_up = on_closed.name if isinstance(on_closed, Handler) else on_closed
+    if follow_up is not None:
+        check_kind(follow_up, "on_closed")
+    if timeout is not None and not timeout > 0:
+        raise ConfigurationError("timeout", f"{timeout!r} s is not a time to run", "Give seconds above 0; every handler has a timeout")
+    if max_retries is not None and (isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0):
+        raise ConfigurationError("max_retries", f"{max_retries!r} is not a count", "Give 0 or more")
+    payload, result = _types(function, kind)
+    # Who names a follow-up fans out: it dispatches for minutes, and a crash of it costs more.
+    is_manager = follow_up is not None
+    return Handler(
+        name=kind,
+        function=function,
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+        timeout=float(timeout if timeout is not None else MANAGER_TIMEOUT_SECONDS if is_manager else settings.timeout),
+        max_retries=max_retries if max_retries is not None else MANAGER_MAX_RETRIES if is_manager else settings.max_retries,
+        on_closed=follow_up,
+        permanent=tuple(permanent),
+        transient=tuple(transient),
+        payload_type=payload,
+        result_type=result,
+    )
+
+
+def _types(function: Callable[..., Any], kind: str) -> tuple[TypeAdapter[Any] | None, TypeAdapter[Any] | None]:
+    """Adapters for the P of `Job[P]` and for the return annotation."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(parameters) != 1:
+        raise ConfigurationError(kind, f"the handler takes {len(parameters)} arguments", "A handler takes one: the job, like (job: Job[Paper])")
+    try:
+        hints = get_type_hints(function if inspect.isfunction(function) else type(function).__call__)
+    except (NameError, TypeError) as unknown:
+        raise ConfigurationError(kind, f"its annotations cannot be read: {unknown}", "Import the types it names, also at run time") from None
+    annotation = hints.get(parameters[0].name)
+    payload = get_args(annotation)[0] if get_origin(annotation) is Job else Any
+    result = hints.get("return", Any)
+    return _adapter(payload), _adapter(result)
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    if annotation is Any or isinstance(annotation, TypeVar) or annotation is type(None) or annotation is None:
+        return None
+    return TypeAdapter(annotation)

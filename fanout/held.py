@@ -1,0 +1,47 @@
+"""The claims that this process holds, seen from two threads: the worker's loop changes them, the heartbeat reads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .values import Claim
+
+__all__ = ["Held", "Stop"]
+
+
+class Stop(Enum):
+    """Why a running handler was told to stop."""
+
+    LOST = auto()
+    """The claim was given away, or its batch was ended: whatever it does now, nothing is written."""
+    SHUTDOWN = auto()
+    """This process stops: back to pending, at no cost."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One claim from the moment it was made until its outcome is committed, or lost."""
+
+    claim: Claim
+    claimed_at: float
+    """time.monotonic()."""
+    task: asyncio.Task[None] | None = None
+    """None while it waits in the local buffer."""
+    started_at: float | None = None
+    """time.monotonic() when the handler was called; its timeout counts from here."""
+    let_go_at: float | None = None
+    """time.monotonic() after which its lease is not renewed: the timeout, and the grace to stop, have passed."""
+    stop: Stop | None = None
+    fans_out: bool = False
+    """Children are counted on its row: it is beaten in a statement of its own."""
+
+    @property
+    def is_overdue(self) -> bool:
+        """Did the handler not stop in time? Then this process cannot be trusted with the job."""
+        return self.let_go_at is not None and time.monotonic() > self.let_go_at

@@ -1,0 +1,204 @@
+"""What a handler gets: its payload, its fence, and the few things it can do while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import uuid5
+
+from pydantic import BaseModel, ConfigDict
+
+from .errors import UsageError
+from .states import Status
+from .values import Dispatched, Document
+from .wire import checked_text, clipped, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, MutableMapping
+
+    from .handlers import Handler
+    from .runtime import Runtime
+    from .values import Claim
+
+__all__ = ["Closed", "Job"]
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("fanout.job")
+
+
+class Closed(BaseModel):
+    """The payload of a follow-up job: what closed, and with which counts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: int
+    kind: str
+    generation: int
+    outcome: Status
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class _JobLog(logging.LoggerAdapter[logging.Logger]):
+    """Puts job id, attempt and worker on every line."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
+
+
+class Job(Generic[P]):
+    """One run of a handler. `payload` is checked against the handler's annotation."""
+
+    __slots__ = ("_claim", "_runtime", "cancel_requested", "checkpoint", "payload")
+
+    def __init__(self, claim: Claim, payload: P, runtime: Runtime) -> None:
+        self._claim = claim
+        self._runtime = runtime
+        self.payload = payload
+        self.checkpoint: Any = decode(claim.checkpoint)
+        """What the last `save_checkpoint` of an earlier attempt kept; None: nothing."""
+        self.cancel_requested = False
+        """For handlers in a thread, which cannot be interrupted: stop when this is True."""
+
+    @property
+    def id(self) -> int:
+        """The job's id."""
+        return self._claim.id
+
+    @property
+    def kind(self) -> str:
+        """The kind it was submitted as."""
+        return self._claim.kind
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first claim; also counts claims that were released or lost."""
+        return self._claim.attempt
+
+    @property
+    def failures(self) -> int:
+        """Transient failures so far, of `max_retries` allowed."""
+        return self._claim.failures
+
+    @property
+    def parent_id(self) -> int | None:
+        """The manager that dispatched it; None for a root."""
+        return self._claim.parent_id
+
+    @property
+    def document_key(self) -> str | None:
+        """The document's key, unique in its batch; None for a root."""
+        return self._claim.document_key
+
+    @property
+    def key(self) -> str:
+        """The same on every attempt and like no other job's anywhere: the idempotency key for a paid service."""
+        return str(uuid5(self._runtime.installation_id, f"{self._runtime.settings.schema_name}:{self._claim.id}"))
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that puts job id, attempt and worker on every line."""
+        return _JobLog(_log, {"job_id": self.id, "attempt": self.attempt, "kind": self.kind, "worker": self._runtime.worker_name})
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        """`async with job.timeout(90):` around a network call; a call that takes longer is a transient failure."""
+        return asyncio.timeout(seconds)
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Keep `value` (JSON, at most 64 KiB by default) for later attempts: what this one has already paid for.
+
+        Raises:
+            LostClaim: this claim was given away.
+            UsageError: it cannot be stored.
+        """
+        text = encode(value, "checkpoint", self._runtime.settings.max_checkpoint_bytes)
+        await self._runtime.store.save_checkpoint(self._claim, self._runtime.token, text)
+        self.checkpoint = value
+
+    async def fan_out(
+        self,
+        target: Handler[Any, Any] | str,
+        documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
+        *,
+        max_retries: int | None = None,
+        priority: int | None = None,
+        on_closed: str | None = None,
+    ) -> Dispatched:
+        """Make one child of kind `target` for each document, in chunks; a chunk's children can be claimed as it commits.
+
+        `documents` is a list or an (async) iterator of `Document`s or (key, payload) pairs, and is never held whole.
+        A document whose key has a child in this batch already, from an earlier attempt or call, is passed over.
+
+        Raises:
+            LostClaim: this claim was given away, or the batch was cancelled. Chunks before it stand.
+            UsageError: a document cannot be stored; names it. Chunks before it stand.
+        """
+        runtime = self._runtime
+        handler = runtime.handler_of(target)
+        kind = handler.name if handler is not None else runtime.kind_name(target)
+        self._runtime.fans_out(self._claim)
+        created = seen = 0
+        async for chunk in _chunks(documents, runtime.settings.chunk_size):
+            born, _ = await runtime.store.fan_out(
+                self._claim,
+                runtime.token,
+                runtime.settings.lease,
+                documents=[runtime.snapshot(document, handler) for document in chunk],
+                kind=kind,
+                max_retries=max_retries if max_retries is not None else handler.max_retries if handler else runtime.settings.max_retries,
+                priority=priority if priority is not None else self._claim.priority,
+                on_closed=on_closed if on_closed is not None else handler.on_closed if handler else None,
+            )
+            runtime.wake(kind)
+            created += born
+            seen += len(chunk)
+        return Dispatched(created, seen - created)
+
+    def from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run one of this job's coroutines from a handler that runs in a thread, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._runtime.loop).result()
+
+
+async def _chunks(
+    documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]], size: int
+) -> AsyncIterator[list[Document]]:
+    chunk: list[Document] = []
+    if isinstance(documents, AsyncIterable):
+        async for document in documents:
+            chunk.append(_document(document))
+            if len(chunk) >= size:
+                yield chunk
+                chunk = []
+    else:
+        for document in documents:
+            chunk.append(_document(document))
+            if len(chunk) >= size:
+                yield chunk
+                chunk = []
+    if chunk:
+        yield chunk
+
+
+def _document(item: Document | tuple[str, Any]) -> Document:
+    if isinstance(item, Document):
+        return item
+    if isinstance(item, tuple) and len(item) == 2:
+        return Document(*item)
+    raise UsageError("documents", f"holds a {type(item).__name__}", "Give Document(key, payload) or (key, payload)")
+
+
+def snapshot(document: Document, handler: Handler[Any, Any] | None, limit: int, error_limit: int) -> tuple[str, str, str | None]:
+    """(key, payload JSON, error or None) of a document, checked. Raises UsageError, naming the document."""
+    key = checked_text(document.key, "document key", 512)
+    if document.gone is not None:
+        payload = "null" if document.payload is None else encode(document.payload, f"document {key!r}", limit)
+        return key, payload, clipped(document.gone or "the document is gone", error_limit)
+    if handler is None:
+        return key, encode(document.payload, f"document {key!r}", limit), None
+    return key, handler.encode_payload(document.payload, f"document {key!r}", limit), None

@@ -1,0 +1,56 @@
+"""What the jobs of one process share: the store, the fence, the registered handlers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .handlers import Handler, check_kind
+from .job import snapshot
+from .settings import MAX_PAYLOAD_BYTES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    from .held import Held
+    from .settings import Settings
+    from .store import Store
+    from .values import Claim, Document
+
+__all__ = ["Runtime"]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Handed to every job that runs in this process."""
+
+    store: Store
+    settings: Settings
+    token: UUID
+    """The boot id: the claim token of everything this process claims."""
+    worker_name: str
+    installation_id: UUID
+    loop: asyncio.AbstractEventLoop
+    handlers: Mapping[str, Handler[Any, Any]]
+    held: Mapping[int, Held]
+    wake: Callable[[str], None]
+    """Hint that jobs of a kind are due."""
+
+    def handler_of(self, target: Handler[Any, Any] | str) -> Handler[Any, Any] | None:
+        """The handler of a kind; None: it is served elsewhere."""
+        return target if isinstance(target, Handler) else self.handlers.get(target)
+
+    def kind_name(self, target: Handler[Any, Any] | str) -> str:
+        """The kind of a target. Raises ConfigurationError for a name that cannot be one."""
+        return target.name if isinstance(target, Handler) else check_kind(target)
+
+    def fans_out(self, claim: Claim) -> None:
+        """From now on children are counted on this claim's row."""
+        if held := self.held.get(claim.id):
+            held.fans_out = True
+
+    def snapshot(self, document: Document, handler: Handler[Any, Any] | None) -> tuple[str, str, str | None]:
+        """(key, payload JSON, error or None) of a document, checked. Raises UsageError."""
+        return snapshot(document, handler, MAX_PAYLOAD_BYTES, self.settings.max_error_bytes)

@@ -1,0 +1,180 @@
+"""The backstop, on every worker, safe to run on all at once: it mends what crashes left, before it gives anything up.
+
+    every sweep_interval     rescue expired leases; go on ending the children of doomed batches; recount and close
+                             batches that have no open child left
+    every give_up_interval   recount batches without a sign of life; give up those that stay without one
+
+Every write repeats its conditions under its lock, in SQL; what is read here only says where to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from .errors import DatabaseUnavailable
+from .loop import Loop
+from .states import Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from .settings import Settings
+    from .store import Store
+    from .values import Counted
+
+__all__ = ["Sweeper"]
+
+_log = logging.getLogger("fanout.sweeper")
+
+PAGE = 100
+"""Rows that one statement rescues: a lock held for milliseconds."""
+
+
+class Sweeper:
+    """`on_counted(counted)` is called after each commit that ended jobs, `on_rescued()` when jobs became pending."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        on_counted: Callable[[Counted], None] = lambda _: None,
+        on_rescued: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._on_counted = on_counted
+        self._on_rescued = on_rescued
+        self._contact_since = time.monotonic()
+        self.sweeps = Loop("sweeper", self.sweep, settings.sweep_interval)
+        self.give_ups = Loop("give up", self.give_up, settings.give_up_interval)
+        self.rescued = 0
+        self.drifts = 0
+        """Batches whose counters had to be mended."""
+        self.given_up = 0
+
+    def start(self) -> None:
+        """Begin; again is fine."""
+        self.sweeps.start()
+        self.give_ups.start()
+
+    async def stop(self) -> None:
+        """End. Again is fine."""
+        await self.sweeps.stop()
+        await self.give_ups.stop()
+
+    def lost_contact(self) -> None:
+        """Start to count anew how long this process has been in contact with the database. Any thread may call it."""
+        self._contact_since = time.monotonic()
+
+    async def sweep(self) -> None:
+        """One round of mending."""
+        try:
+            if time.monotonic() - self._contact_since >= self._settings.lease:
+                await self.rescue()
+            await self.end_doomed()
+            await self.close_complete()
+        except DatabaseUnavailable:
+            self.lost_contact()
+            raise
+
+    async def rescue(self) -> int:
+        """Put back what workers let fall, and end what keeps killing them. An outage is nobody's death, so this is for
+        callers who have been in contact with the database for a lease. Returns how many jobs were moved."""
+        moved = 0
+        for depth in await self._store.expired_depths():
+            after_id = 0
+            while True:
+                counted = await self._store.rescue(depth, PAGE, self._settings.max_deaths, after_id, self._settings.lease)
+                for job in counted.moved:
+                    level = logging.WARNING if job.status is Status.PENDING else logging.ERROR
+                    _log.log(level, "job %d lost its worker, it is %s now", job.id, job.status, extra={"job_id": job.id})
+                moved += len(counted.moved)
+                self._on_counted(counted)
+                if len(counted.moved) < PAGE:
+                    break
+                after_id = max(job.id for job in counted.moved)
+        self.rescued += moved
+        if moved:
+            self._on_rescued()
+        return moved
+
+    async def end_doomed(self) -> None:
+        """Cancel, in chunks, the open children of every job that has a verdict."""
+        async for job_id in _pages(self._store.doomed):
+            await self._one(job_id, self.end_children)
+
+    async def end_children(self, job_id: int) -> None:
+        """Cancel, in chunks, the open children of one doomed job. Children that are locked right now are left to the
+        next round."""
+        while True:
+            counted = await self._store.doom_chunk(job_id, self._settings.doom_chunk)
+            self._on_counted(counted)
+            for child in counted.moved:
+                if child.status is Status.WAITING:  # a batch itself, doomed now
+                    await self.end_children(child.id)
+            if len(counted.moved) < self._settings.doom_chunk:
+                return
+
+    async def close_complete(self) -> None:
+        """Recount, and so close, waiting jobs that have no open child."""
+        async for job_id in _pages(self._store.incomplete_without_open):
+            await self._one(job_id, self.recount)
+
+    async def recount(self, job_id: int) -> None:
+        """Mend one job's counters, and say so: it should never be needed."""
+        counted = await self._store.recount(job_id)
+        if counted.moved:
+            self.drifts += 1
+            _log.error("the counters of job %d disagreed with its children and were mended", job_id, extra={"job_id": job_id})
+            self._on_counted(counted)
+
+    async def give_up(self) -> None:
+        """Mend, then give up, batches without a sign of life; forget workers that were lost a day ago."""
+        after = self._settings.give_up_after
+
+        async def candidates(limit: int, after_id: int) -> list[int]:
+            return await self._store.give_up_candidates(limit, after, after_id)
+
+        async for job_id in _pages(candidates):
+            await self._one(job_id, self._give_up_one)
+        await self._store.prune_workers()
+
+    async def _give_up_one(self, job_id: int) -> None:
+        await self.recount(job_id)
+        after = self._settings.give_up_after
+        reason = f"closed by the sweeper: no sign of life for {_in_words(after)} while a worker had free slots"
+        if await self._store.give_up(job_id, after, reason):
+            self.given_up += 1
+            _log.error("job %d was given up: %s", job_id, reason, extra={"job_id": job_id})
+            await self.end_children(job_id)
+
+    async def _one(self, job_id: int, step: Callable[[int], Awaitable[None]]) -> None:
+        """One bad row never hides the rest."""
+        try:
+            await step(job_id)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            _log.exception("sweeping job %d failed, the others go on", job_id, extra={"job_id": job_id})
+
+
+async def _pages(read: Callable[[int, int], Awaitable[list[int]]]) -> AsyncIterator[int]:
+    """Every id that `read(limit, after_id)` finds, ascending, by keyset: rows that stay cannot hide those behind them."""
+    after_id = 0
+    while ids := await read(PAGE, after_id):
+        for job_id in ids:
+            yield job_id
+        if len(ids) < PAGE:
+            return
+        after_id = ids[-1]
+        await asyncio.sleep(0)
+
+
+def _in_words(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"

@@ -1,0 +1,492 @@
+"""A worker: claims what it serves, runs it, hands outcomes to the finisher. One of these a process.
+
+    claim loop ──▶ buffer ──▶ a task a job ──▶ finisher ──▶ committed
+                 (only while handlers take milliseconds)
+
+Beside it run the heartbeat (a thread), the sweeper, and the listener for wake-ups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
+
+from .errors import ConfigurationError, DatabaseUnavailable
+from .execution import execute
+from .finisher import Finisher
+from .heartbeat import Heartbeat, Vitals
+from .held import Held, Stop
+from .loop import Loop
+from .runtime import Runtime
+from .states import Status
+from .sweeper import Sweeper
+from .values import Interrupted
+from .wakeups import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from uuid import UUID
+
+    from .handlers import Handler
+    from .settings import Settings
+    from .store import Store
+    from .values import Claim, Counted
+    from .wakeups import Waker
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("fanout.worker")
+
+PRIORITIES: Final = range(10)
+FULL_LOOK_SECONDS: Final = 1.0
+"""How long floors may hide a row that was committed late with an early run_at."""
+LONGEST_HOARD_SECONDS: Final = 1.0
+"""How long a claim may wait in the buffer behind slow handlers before it is given back."""
+DRAIN_SECONDS: Final = 10.0
+"""How long a busy worker first stops claiming so that a job can run alone; doubled until it could."""
+_ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def _version() -> str:
+    try:
+        return version("pgfanout")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+class Worker:
+    """Runs jobs of `handlers`, at most `concurrency` at once.
+
+    `async with worker:` or `start()` and `stop()`. `failed` is set when a handler could not be stopped: the process
+    should then exit and be started again; with `exit_when_stuck` it does so by itself when its loop is blocked.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        dsn: str,
+        handlers: Mapping[str, Handler[Any, Any]],
+        installation_id: UUID,
+        waker: Waker,
+        *,
+        concurrency: int | None = None,
+        name: str | None = None,
+        exit_when_stuck: bool = False,
+        on_counted: Callable[[Counted], None] | None = None,
+    ) -> None:
+        if not handlers:
+            raise ConfigurationError("handlers", "this engine has no handler", "Register one with @engine.job")
+        self.token = uuid4()
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.concurrency = concurrency if concurrency is not None else settings.concurrency
+        if self.concurrency < 1:
+            raise ConfigurationError("concurrency", f"{self.concurrency} is too few", "Give 1 or more")
+        self.failed = asyncio.Event()
+        self.executed = 0
+        """Handlers that were run."""
+        self._store = store
+        self._settings = settings
+        self._handlers = dict(handlers)
+        self._waker = waker
+        self._exit_when_stuck = exit_when_stuck
+        self._also_on_counted = on_counted
+        self._random = random.Random()
+        self._held: dict[int, Held] = {}
+        self._buffer: deque[Held] = deque()
+        self._running = 0
+        self._alone = False
+        self._stopping = False
+        self._more = False  # the last claim came back full: there is likely more
+        self._typical = float("inf")  # seconds that handlers take; a slow one counts at once, quick ones slowly
+        self._floors: dict[tuple[str, int], datetime] = {}
+        self._full_look_at = 0.0
+        self._turn = 0
+        self._suspect_since: float | None = None  # time.monotonic() since when a job waits to run alone
+        self._drain_seconds = DRAIN_SECONDS
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._dsn = dsn
+        self._vitals = Vitals(sorted(self._handlers), self.concurrency)
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="fanout handler")
+        self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
+        self.finisher = Finisher(
+            store, self.token, settings.flush_limit, on_written=self._on_written, on_counted=self._on_counted
+        )
+        self.sweeper = Sweeper(store, settings, on_counted=self._on_counted, on_rescued=self._claims.nudge)
+        self.listener = Listener(dsn, settings, self._on_wake)
+        self._loop = asyncio.get_running_loop()
+        self.heartbeat = Heartbeat(
+            dsn,
+            settings,
+            self.token,
+            self.name,
+            _version(),
+            self._vitals,
+            self._held,
+            on_lost=self._on_lost_in_thread,
+            on_silence=self.sweeper.lost_contact,
+            on_overdue=self._on_overdue,
+        )
+        self._runtime = Runtime(
+            store=store,
+            settings=settings,
+            token=self.token,
+            worker_name=self.name,
+            installation_id=installation_id,
+            loop=self._loop,
+            handlers=self._handlers,
+            held=self._held,
+            wake=self._wake_others,
+        )
+        self._state = "new"
+        self._answered_at = time.monotonic()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Register kinds and begin. Again is fine. Raises DatabaseUnavailable."""
+        if self._state != "new":
+            return
+        self._state = "running"
+        await self._store.register_kinds(
+            [(h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema()) for h in self._handlers.values()]
+        )
+        self.sweeper.lost_contact()
+        self.finisher.start()
+        self.heartbeat.start()
+        self.sweeper.start()
+        self.listener.start()
+        self._claims.start()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Claim nothing more, give running handlers `grace` seconds, release the rest at no cost, end. Again is fine.
+
+        Returns when all outcomes are written, or, with the database away, after `database_timeout` seconds.
+        """
+        if self._state != "running":
+            self._state = "stopped"
+            return
+        self._state = "stopped"
+        grace = self._settings.stop_grace if grace is None else grace
+        self._stopping = True
+        self._vitals.state = "stopping"
+        self._tell_vitals()
+        await self._claims.stop()
+        self._give_back_buffer()
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            await self._interrupt()
+        await self.finisher.drain(self._settings.database_timeout)
+        await self.finisher.stop()
+        await self.sweeper.stop()
+        await self.listener.stop()
+        await self.heartbeat.stop()
+        # A thread that hangs in user code cannot be joined; the process that owns it decides when to die.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def kill(self) -> None:
+        """Stop now: running handlers are cancelled and released at once."""
+        self._stopping = True
+        await self._interrupt()
+        await self.stop(0)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def running(self) -> int:
+        """Handlers that run now."""
+        return self._running
+
+    @property
+    def is_idle(self) -> bool:
+        """Does nothing run, and is everything written?"""
+        return not self._held
+
+    async def _interrupt(self) -> None:
+        """Cancel what runs, and release it; also what does not stop when it is told to."""
+        running = [held for held in self._held.values() if held.task is not None and not held.task.done()]
+        for held in running:
+            held.stop = held.stop or Stop.SHUTDOWN
+            if held.task is not None:
+                held.task.cancel()
+        if not running:
+            return
+        tasks = [held.task for held in running if held.task is not None]
+        _, stubborn = await asyncio.wait(tasks, timeout=min(1.0, self._settings.timeout_grace))
+        for held in running:
+            if held.task in stubborn:
+                _log.error("job %d does not stop, its claim is released while it runs", held.claim.id, extra=self._extra(held.claim))
+                self.finisher.add(held.claim, Interrupted())
+                held.stop = Stop.LOST
+                self.failed.set()
+
+    # -- claiming -----------------------------------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        """One look: claim as much as can run soon. Goes on at once while claims come back full."""
+        self._give_back_hoard()
+        while not self._stopping and not self._alone:
+            if self._suspect_since is not None and await self._run_alone():
+                return
+            if self._drains_now():
+                return
+            limit = self._room()
+            if limit <= 0:
+                return
+            self._accept(await self._claim(limit))
+            if not self._more:
+                break
+        if self._suspect_since is not None and not self._stopping and not self._alone:
+            await self._run_alone()
+
+    def _room(self) -> int:
+        """How many jobs to claim now: free slots, and ahead only what runs within `prefetch_seconds`."""
+        ahead = 0
+        if self._typical > 0 and self._typical != float("inf"):
+            ahead = min(self._settings.prefetch, int(self.concurrency / self._typical * self._settings.prefetch_seconds))
+        room = self.concurrency + ahead - self._running - len(self._buffer)
+        # Outcomes that the database does not take: do not pile up more.
+        room -= max(0, len(self.finisher) - 2 * self._settings.flush_limit)
+        # A batch of claims costs one round trip: wait until a worthwhile part of it is free.
+        return min(room, self._settings.flush_limit) if room >= min(ahead // 2, self._settings.flush_limit) else 0
+
+    async def _claim(self, limit: int) -> list[Claim]:
+        now = time.monotonic()
+        full_look = not self._floors or now - self._full_look_at >= FULL_LOOK_SECONDS
+        claims, suspect_age = await self._store.claim(self._wanted(full_look=full_look), limit, self.token, self._settings.lease)
+        if not full_look and len(claims) < limit:
+            full_look = True  # what is under the floors is used up: there may be more below them
+            rest, suspect_age = await self._store.claim(
+                self._wanted(full_look=True), limit - len(claims), self.token, self._settings.lease
+            )
+            claims += rest
+        if full_look:
+            self._full_look_at = now
+        self._more = len(claims) >= limit
+        if self._more:
+            self._raise_floors(claims)
+        else:
+            self._floors.clear()
+        if suspect_age is None:
+            self._suspect_since = None
+            self._drain_seconds = DRAIN_SECONDS
+        elif self._suspect_since is None:
+            # Not all workers at once: the idle ones come first, then one of the busy ones.
+            self._suspect_since = now + self._random.uniform(0, self._settings.heartbeat)
+        return claims
+
+    def _wanted(self, *, full_look: bool) -> list[tuple[str, int, datetime]]:
+        """What to claim, in order: by priority, and within one priority each kind in its turn."""
+        self._turn += 1
+        kinds = self._vitals.kinds
+        first = self._turn % len(kinds)
+        kinds = kinds[first:] + kinds[:first]
+        floors: Mapping[tuple[str, int], datetime] = {} if full_look else self._floors
+        return [(kind, priority, floors.get((kind, priority), _ALWAYS)) for priority in PRIORITIES for kind in kinds]
+
+    def _raise_floors(self, claims: Sequence[Claim]) -> None:
+        """Where the next walk may begin: at the last row of each kind and priority that this one took."""
+        for claim in claims:
+            slot = (claim.kind, claim.priority)
+            if claim.run_at > self._floors.get(slot, _ALWAYS):
+                self._floors[slot] = claim.run_at
+
+    def _accept(self, claims: Sequence[Claim]) -> None:
+        now = time.monotonic()
+        for claim in claims:
+            held = Held(claim, now, fans_out=claim.total > 0)
+            self._held[claim.id] = held
+            self._buffer.append(held)
+        if claims:
+            self._idle.clear()
+            self._start_buffered()
+
+    def _start_buffered(self) -> None:
+        while self._buffer and self._running < self.concurrency and not self._alone:
+            self._begin(self._buffer.popleft())
+        self._tell_vitals()
+
+    # -- jobs that run alone --------------------------------------------------------------------------------------------
+
+    async def _run_alone(self) -> bool:
+        """If nothing else runs here, claim a job that must run alone, and begin it. True: it runs."""
+        if self._held:
+            return False
+        claim = await self._store.claim_alone(self._vitals.kinds, self.token, self._settings.lease)
+        if claim is None:
+            self._suspect_since = None
+            return False
+        self._drain_seconds = DRAIN_SECONDS
+        self._alone = True
+        held = Held(claim, time.monotonic(), fans_out=claim.total > 0)
+        self._held[claim.id] = held
+        self._idle.clear()
+        self._begin(held)
+        return True
+
+    def _drains_now(self) -> bool:
+        """Should this busy worker claim nothing for a while, so that a job can run alone? For as long as it then claims
+        again, and twice as long each time, so that neither side is starved."""
+        if self._suspect_since is None or not self._held:
+            return False
+        waited = time.monotonic() - self._suspect_since
+        if waited < 0:
+            return False
+        if waited < self._drain_seconds:
+            return True
+        if waited > 2 * self._drain_seconds:
+            self._suspect_since += 2 * self._drain_seconds
+            self._drain_seconds *= 2
+        return False
+
+    # -- running --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, held: Held) -> None:
+        self._running += 1
+        held.task = self._loop.create_task(self._run(held))
+
+    async def _run(self, held: Held) -> None:
+        claim = held.claim
+        handler = self._handlers[claim.kind]
+        held.started_at = started = time.monotonic()
+        held.let_go_at = started + handler.timeout + self._settings.timeout_grace
+        try:
+            outcome = await execute(held, handler, self._runtime, self._threads, self._random)
+        except asyncio.CancelledError:  # before the handler's first step
+            outcome = None if held.stop is Stop.LOST else Interrupted()
+        except BaseException:
+            _log.exception("running job %d failed outside its handler", claim.id, extra=self._extra(claim))
+            outcome = Interrupted()
+        held.let_go_at = None
+        self._running -= 1
+        self.executed += 1
+        took = time.monotonic() - started
+        self._typical = took if self._typical == float("inf") else max(took, self._typical * 0.98 + took * 0.02)
+        if outcome is not None and held.stop is not Stop.LOST:
+            self.finisher.add(claim, outcome)
+        elif self._held.get(claim.id) is held:
+            del self._held[claim.id]
+        if claim.deaths:
+            self._alone = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """A slot is free."""
+        if self._stopping:
+            self._tell_vitals()
+        else:
+            self._start_buffered()
+            if (self._more or self._suspect_since is not None) and self._room() > 0:
+                self._claims.nudge()
+        if not self._running and not self._buffer:
+            self._idle.set()
+
+    def _give_back_hoard(self) -> None:
+        """Handlers turned out slow: what waits in the buffer behind them may run elsewhere."""
+        if self._buffer and time.monotonic() - self._buffer[0].claimed_at > LONGEST_HOARD_SECONDS:
+            self._give_back_buffer()
+
+    def _give_back_buffer(self) -> None:
+        while self._buffer:
+            self.finisher.add(self._buffer.popleft().claim, Interrupted())
+        if not self._running:
+            self._idle.set()
+
+    def _tell_vitals(self) -> None:
+        vitals = self._vitals
+        vitals.running = self._running
+        vitals.free = 0 if self._stopping or self._alone else max(0, self.concurrency - self._running - len(self._buffer))
+
+    def _extra(self, claim: Claim) -> dict[str, object]:
+        return {"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind, "worker": self.name}
+
+    # -- what others tell -----------------------------------------------------------------------------------------------
+
+    def _on_written(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            held = self._held.get(claim.id)
+            # The same job may have been claimed here again already, as another attempt.
+            if held is not None and held.claim.attempt == claim.attempt:
+                del self._held[claim.id]
+        if not self._held and self._suspect_since is not None and not self._stopping:
+            self._claims.nudge()
+
+    def _on_counted(self, counted: Counted) -> None:
+        for kind in counted.follow_ups:
+            self._wake_others(kind)
+        if any(job.status is Status.WAITING for job in counted.moved):
+            self.sweeper.sweeps.nudge()  # a manager that failed for good: its children are to be ended
+        if self._also_on_counted is not None:
+            self._also_on_counted(counted)
+
+    def _wake_others(self, kind: str) -> None:
+        self._waker.wake(kind)
+        if kind in self._handlers:
+            self._claims.nudge()
+
+    def _on_wake(self, kinds: set[str]) -> None:
+        if (not kinds or not kinds.isdisjoint(self._handlers)) and not self._stopping:
+            self._more = True
+            self._claims.nudge()
+
+    def _on_lost_in_thread(self, claims: list[Claim]) -> None:
+        self._loop.call_soon_threadsafe(self._on_lost, claims)
+
+    def _on_lost(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            held = self._held.get(claim.id)
+            if held is None or held.claim is not claim or held.stop is Stop.LOST:
+                continue  # written meanwhile, and perhaps claimed here again
+            if held.task is not None and held.task.done():
+                continue  # its outcome is with the finisher, whose fence says the same
+            held.stop = Stop.LOST
+            _log.info("the claim on job %d was given away or cancelled", claim.id, extra=self._extra(claim))
+            if held.task is not None:
+                held.task.cancel()
+            elif held in self._buffer:
+                self._buffer.remove(held)
+                del self._held[claim.id]
+
+    def _on_overdue(self, ids: list[int]) -> None:
+        """Runs in the heartbeat's thread: the loop may be what is stuck."""
+        asked_at = time.monotonic()
+        self._loop.call_soon_threadsafe(self._let_go, ids)
+        if self._exit_when_stuck and asked_at - self._answered_at > self._settings.timeout_grace and self._overdue_since(asked_at):
+            _log.critical("jobs %s block this process, it exits to be started again", ids)
+            os._exit(os.EX_SOFTWARE)
+
+    def _overdue_since(self, now: float) -> bool:
+        overdue = [held.let_go_at for held in dict(self._held).values() if held.let_go_at is not None and held.let_go_at < now]
+        return bool(overdue) and now - min(overdue) > self._settings.heartbeat
+
+    def _let_go(self, ids: list[int]) -> None:
+        """The loop lives, a handler does not stop: claim nothing more, and have the process started again."""
+        self._answered_at = time.monotonic()
+        if not self.failed.is_set():
+            _log.critical("jobs %s did not stop after their timeout; their leases are let go", ids)
+            self.failed.set()
+        self._stopping = True
+        self._vitals.state = "stopping"
+        self._give_back_buffer()
+
