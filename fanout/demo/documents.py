@@ -387,21 +387,22 @@ def _walk(root: Path) -> Iterator[DocumentFile]:
 
 
 def _is_wanted(entry: os.DirEntry[str]) -> bool:
-    if not entry.is_file() and not _leads_nowhere(entry):
+    # os.path and not the entry's own tests: those raise on a link to itself or a closed folder.
+    if not os.path.isfile(entry) and not _leads_nowhere(entry):  # noqa: PTH113
         return False
     path = Path(entry)
     return kind_of(path) is not MediaKind.UNSUPPORTED or path.suffix.lower() in _FOREIGN_DOCUMENTS
 
 
 def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not os.path.exists(entry)  # noqa: PTH110 - bytes-safe
+    return entry.is_symlink() and not os.path.exists(entry)  # noqa: PTH110
 
 
 def _is_walked(entry: os.DirEntry[str]) -> bool:
     return (
-        entry.is_dir()
+        os.path.isdir(entry)  # noqa: PTH112
         and entry.name not in _PASSED_OVER_FOLDERS
-        and not (Path(entry) / "pyvenv.cfg").exists()
+        and not os.path.exists(Path(entry) / "pyvenv.cfg")  # noqa: PTH110
     )
 
 

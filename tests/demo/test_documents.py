@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from hashlib import sha256
@@ -114,15 +115,43 @@ def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
         sha256_of(tmp_path / "pipe.txt")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
-    """What is inside is not silently missing."""
-    tree(tmp_path, "closed/a.md")
+def test_a_link_to_itself_fails_with_its_reason(tmp_path: Path) -> None:
+    """It is neither file nor folder, and asking it raises."""
+    (tmp_path / "self.md").symlink_to(tmp_path / "self.md")
+
+    assert only(tmp_path).problem == "too many levels of symbolic links"
+
+
+def test_what_is_closed_to_this_user_is_told_of(tmp_path: Path) -> None:
+    """A closed folder is not silently missing, and does not end the listing."""
+    tree(tmp_path, "closed/a.md", "locked.txt", "open/b.txt")
     (tmp_path / "closed").chmod(0)
-    try:
-        assert only(tmp_path).problem == "the folder cannot be listed: permission denied"
-    finally:
-        (tmp_path / "closed").chmod(0o700)
+    (tmp_path / "locked.txt").chmod(0)
+    code = (
+        "import sys; from pathlib import Path; from fanout.demo.documents import *\n"
+        "for found in discover([Path(sys.argv[1])]):\n"
+        "    try: print(snapshot(found).name)\n"
+        "    except UnreadableDocument as error: print(found.name, error)\n"
+    )
+    # Root may read all unless it gives these two rights away.
+    drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and shutil.which(drop[0]) is None:
+        pytest.skip("root here cannot give up its rights: setpriv is missing")
+
+    done = subprocess.run(
+        [*(drop if os.geteuid() == 0 else []), sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    (tmp_path / "closed").chmod(0o700)
+    assert done.stdout.replace(f"{tmp_path}/", "").splitlines() == [
+        "locked.txt permission denied",
+        "closed the folder cannot be listed: permission denied",
+        "open/b.txt",
+    ]
 
 
 @pytest.mark.parametrize(
