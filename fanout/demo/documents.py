@@ -14,7 +14,6 @@ What a person expects of `discover`:
 import contextlib
 import hashlib
 import importlib.metadata
-import json
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 
 __all__ = [
     "BadPath",
@@ -142,7 +142,7 @@ _CODE_SUFFIXES: Final = frozenset(
 _PASSED_OVER_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 SNAPSHOT_LIMIT_BYTES: Final = 1000
-"""Most bytes of a snapshot as JSON, every character beyond ASCII counted as its escape."""
+"""Most bytes of a snapshot as JSON in UTF-8, below the 1,024 that a payload may have."""
 _NAME_LIMIT_BYTES: Final = 240
 _BYTES_PREFIX: Final = "bytes:"
 # These reorder what follows them: in a terminal or a report, `gpj.exe` can read as `exe.jpg`.
@@ -233,7 +233,7 @@ def _disturbs(character: str) -> bool:
 
 
 def _json_bytes(value: object) -> int:
-    return len(json.dumps(value))
+    return len(to_json(value))
 
 
 def storage_key(path: Path) -> str:
@@ -307,7 +307,7 @@ def snapshot(document: DocumentFile) -> Snapshot:
         size_bytes=size_bytes,
         sha256=sha256_of(document.path),
     )
-    length = _json_bytes(taken.model_dump(mode="json"))
+    length = _json_bytes(taken)
     if length > SNAPSHOT_LIMIT_BYTES:
         raise UnreadableDocument(
             f"the path is too long: the job would carry {length:,} bytes, the limit is "
