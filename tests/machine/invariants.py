@@ -25,8 +25,6 @@ _OPEN = "('pending', 'processing', 'waiting')"
 _TERMINAL = "('completed', 'failed', 'cancelled')"
 
 ARROWS: Final = (
-    ("born", "pending"),
-    ("born", "failed"),  # a document that was gone
     ("pending", "processing"),
     ("pending", "waiting"),  # doomed, a manager between two runs with children open
     ("pending", "failed"),
@@ -105,22 +103,23 @@ ALWAYS: Final = {
 }
 OF_HISTORY: Final = {
     "only legal transitions": f"""
-        SELECT job_id, format('%s -> %s in generation %s', old, new, generation) FROM test_history
-         WHERE old <> new AND (old, new) NOT IN ({_LEGAL})""",
-    "an attempt is one more than the last, and never used again": """
-        SELECT job_id, format('attempts %s', array_agg(attempt ORDER BY seq)) FROM test_history
-         WHERE new = 'processing' AND claimed
-         GROUP BY job_id HAVING count(*) <> max(attempt) OR count(DISTINCT attempt) <> count(*)""",
+        SELECT job_id, format('%s -> %s in generation %s', old, new, generation)
+          FROM public.test_history
+         WHERE old NOT IN ('born', new) AND (old, new) NOT IN ({_LEGAL})""",
+    "an attempt is one more at each claim, and only then": """
+        SELECT job_id, format('%s -> %s, attempt %s -> %s', old, new, old_attempt, attempt)
+          FROM public.test_history
+         WHERE old <> 'born' AND attempt <> old_attempt + claimed::int""",
     "between two claims it was given back": """
-        SELECT job_id, format('attempt %s', attempt) FROM test_history
-         WHERE claimed AND old <> 'pending'""",
+        SELECT job_id, format('attempt %s -> %s', old_attempt, attempt) FROM public.test_history
+         WHERE old = 'processing' AND new = 'processing'""",
     "one end a generation": f"""
         SELECT job_id, format('generation %s: %s', generation, array_agg(new ORDER BY seq))
-          FROM test_history WHERE new IN {_TERMINAL} AND old <> new
+          FROM public.test_history WHERE new IN {_TERMINAL} AND old <> new
          GROUP BY job_id, generation HAVING count(*) > 1""",
     "a new generation whenever a closed job opens, and only then": f"""
         SELECT job_id, format('%s -> %s, generation %s -> %s', old, new, old_generation, generation)
-          FROM test_history
+          FROM public.test_history
          WHERE old <> 'born'
            AND generation <> old_generation + (old IN {_TERMINAL} AND new IN {_OPEN})::int""",
 }
@@ -135,26 +134,28 @@ class History:
     """Every move of every job, written by a trigger into `test_history`."""
 
     SQL = """
-        CREATE TABLE test_history (
+        CREATE TABLE public.test_history (
             seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, job_id bigint, old text, new text,
-            attempt integer, claimed boolean, old_generation integer, generation integer);
-        CREATE INDEX ON test_history (job_id);
-        CREATE FUNCTION test_history_write() RETURNS trigger LANGUAGE plpgsql AS $$
+            claimed boolean, old_attempt integer, attempt integer, old_generation integer,
+            generation integer);
+        CREATE INDEX ON public.test_history (job_id);
+        CREATE FUNCTION public.test_history_write() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
             IF TG_OP = 'INSERT' THEN
-                INSERT INTO test_history (job_id, old, new, attempt, claimed, generation)
-                VALUES (NEW.id, 'born', NEW.status, NEW.attempt, false, NEW.generation);
+                INSERT INTO public.test_history (job_id, old, new, attempt, generation)
+                VALUES (NEW.id, 'born', NEW.status, NEW.attempt, NEW.generation);
             ELSIF (NEW.status, NEW.attempt, NEW.generation)
                   IS DISTINCT FROM (OLD.status, OLD.attempt, OLD.generation) THEN
-                INSERT INTO test_history
-                       (job_id, old, new, attempt, claimed, old_generation, generation)
-                VALUES (NEW.id, OLD.status, NEW.status, NEW.attempt, NEW.attempt <> OLD.attempt,
-                        OLD.generation, NEW.generation);
+                INSERT INTO public.test_history (job_id, old, new, claimed, old_attempt, attempt,
+                                          old_generation, generation)
+                VALUES (NEW.id, OLD.status, NEW.status,
+                        NEW.status = 'processing' AND OLD.status <> 'processing',
+                        OLD.attempt, NEW.attempt, OLD.generation, NEW.generation);
             END IF;
             RETURN NULL;
         END $$;
         CREATE TRIGGER test_history AFTER INSERT OR UPDATE ON fanout.job
-            FOR EACH ROW EXECUTE FUNCTION test_history_write();"""
+            FOR EACH ROW EXECUTE FUNCTION public.test_history_write();"""
 
     @classmethod
     async def install(cls, conn: asyncpg.Connection) -> None:
@@ -165,7 +166,8 @@ class History:
     async def of(conn: asyncpg.Connection, job_id: int) -> list[str]:
         """The states that the job was in, in order."""
         rows = await conn.fetch(
-            "SELECT new FROM test_history WHERE job_id = $1 AND old <> new ORDER BY seq", job_id
+            "SELECT new FROM public.test_history WHERE job_id = $1 AND new <> old ORDER BY seq",
+            job_id,
         )
         return [row["new"] for row in rows]
 
@@ -183,7 +185,7 @@ async def check(conn: asyncpg.Connection, *, quiet: bool) -> list[Violation]:
     Those of the history are asked only where `History.install` was called.
     """
     async with conn.transaction(isolation="repeatable_read", readonly=True):
-        kept = await conn.fetchval("SELECT to_regclass('test_history') IS NOT NULL")
+        kept = await conn.fetchval("SELECT to_regclass('public.test_history') IS NOT NULL")
         asked = ALWAYS | (OF_HISTORY if kept else {}) | (AT_REST if quiet else {})
         rows = await conn.fetch(_all_in_one(asked))
     return [Violation(*row) for row in rows]
