@@ -1,17 +1,17 @@
 """fanout: a fan-out engine on PostgreSQL alone.
 
-    engine = Engine("postgresql://…")          # or Engine.embedded()
+engine = Engine("postgresql://…")          # or Engine.embedded()
 
-    @engine.job
-    async def papers_extract(job: Job[Paper]) -> Extracted: ...
+@engine.job
+async def papers_extract(job: Job[Paper]) -> Extracted: ...
 
-    @engine.job(on_closed="papers_report")
-    async def papers_batch(job: Job[Selection]) -> None:
-        await job.fan_out(papers_extract, (Document(p.id, p) for p in papers))
+@engine.job(on_closed="papers_report")
+async def papers_batch(job: Job[Selection]) -> None:
+    await job.fan_out(papers_extract, (Document(p.id, p) for p in papers))
 
-    async with engine, engine.worker():
-        handle = await engine.submit(papers_batch, Selection(...), key="import-2026-11")
-        print(await handle.wait())
+async with engine, engine.worker():
+    handle = await engine.submit(papers_batch, Selection(...), key="import-2026-11")
+    print(await handle.wait())
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ from .job import Closed, Job
 from .migrate import migrate
 from .settings import Settings
 from .states import Status
-from .values import Child, Dispatched, Document, FailureReason, JobRow, JobSummary, Progress, WorkerRow
+from .values import (
+    Child,
+    Dispatched,
+    Document,
+    FailureReason,
+    JobRow,
+    JobSummary,
+    Progress,
+    WorkerRow,
+)
 from .worker import Worker
 
 __all__ = [

@@ -46,7 +46,16 @@ _log = logging.getLogger("fanout.engine")
 class Request:
     """One job of `Engine.submit_many`: the arguments of `Engine.submit`."""
 
-    __slots__ = ("delay", "key", "max_retries", "on_closed", "payload", "priority", "run_at", "target")
+    __slots__ = (
+        "delay",
+        "key",
+        "max_retries",
+        "on_closed",
+        "payload",
+        "priority",
+        "run_at",
+        "target",
+    )
 
     def __init__(
         self,
@@ -85,7 +94,9 @@ class Engine:
         self._dsn = dsn or os.environ.get("DATABASE_URL") or ""
         if not self._dsn:
             raise ConfigurationError(
-                "dsn", "neither a DSN nor DATABASE_URL is given", "Use Engine('postgresql://…'), set DATABASE_URL, or ask for Engine.embedded()"
+                "dsn",
+                "neither a DSN nor DATABASE_URL is given",
+                "Use Engine('postgresql://…'), set DATABASE_URL, or ask for Engine.embedded()",
             )
         self.settings = settings or Settings()
         self.handlers: dict[str, Handler[Any, Any]] = {}
@@ -166,7 +177,11 @@ class Engine:
                 transient=transient,
             )
             if handler.name in self.handlers:
-                raise ConfigurationError("name", f"there is a handler for {handler.name!r} already", "Give each handler a name of its own")
+                raise ConfigurationError(
+                    "name",
+                    f"there is a handler for {handler.name!r} already",
+                    "Give each handler a name of its own",
+                )
             self.handlers[handler.name] = handler
             return handler
 
@@ -226,7 +241,10 @@ class Engine:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -239,10 +257,18 @@ class Engine:
     def store(self) -> Store:
         """The statements. Raises DatabaseUnavailable before `start()`."""
         if self._store is None:
-            raise DatabaseUnavailable("the engine is not started: use `async with engine:` or `await engine.start()`")
+            raise DatabaseUnavailable(
+                "the engine is not started: use `async with engine:` or `await engine.start()`"
+            )
         return self._store
 
-    def worker(self, *, concurrency: int | None = None, name: str | None = None, exit_when_stuck: bool = False) -> Worker:
+    def worker(
+        self,
+        *,
+        concurrency: int | None = None,
+        name: str | None = None,
+        exit_when_stuck: bool = False,
+    ) -> Worker:
         """A worker for this engine's handlers: `async with engine.worker():`. It installs no signal handlers.
 
         Args:
@@ -308,32 +334,58 @@ class Engine:
             DatabaseUnavailable: with a key, simply submit again.
         """
         request = Request(
-            target, payload, key=key, priority=priority, run_at=run_at, delay=delay, max_retries=max_retries, on_closed=on_closed
+            target,
+            payload,
+            key=key,
+            priority=priority,
+            run_at=run_at,
+            delay=delay,
+            max_retries=max_retries,
+            on_closed=on_closed,
         )
         return (await self.submit_many([request], connection=connection))[0]
 
-    async def submit_many(self, requests: Sequence[Request], *, connection: asyncpg.Connection | None = None) -> list[JobHandle]:
+    async def submit_many(
+        self, requests: Sequence[Request], *, connection: asyncpg.Connection | None = None
+    ) -> list[JobHandle]:
         """Enqueue many jobs in one round trip, all or none. Raises as `submit` does."""
         if not requests:
             return []
         jobs = [self._checked(request) for request in requests]
         submitted = await self.store.submit(jobs, connection)
         if connection is None:
-            for kind in {job.kind for job, done in zip(jobs, submitted, strict=True) if done.created}:
+            for kind in {
+                job.kind for job, done in zip(jobs, submitted, strict=True) if done.created
+            }:
                 self.wake(kind)
-        return [JobHandle(done.id, self.store, created=done.created, retries=self.wake) for done in submitted]
+        return [
+            JobHandle(done.id, self.store, created=done.created, retries=self.wake)
+            for done in submitted
+        ]
 
     def _checked(self, request: Request) -> NewJob:
-        handler = request.target if isinstance(request.target, Handler) else self.handlers.get(request.target)
+        handler = (
+            request.target
+            if isinstance(request.target, Handler)
+            else self.handlers.get(request.target)
+        )
         kind = handler.name if handler is not None else check_kind(request.target)
         if handler is None:
             payload = encode(request.payload, "payload", MAX_PAYLOAD_BYTES)
         else:
             payload = handler.encode_payload(request.payload, "payload", MAX_PAYLOAD_BYTES)
-        if request.priority is not None and (isinstance(request.priority, bool) or request.priority not in range(10)):
-            raise UsageError("priority", f"{request.priority!r} is out of range", "Give 0 (first) to 9 (last)")
-        if request.max_retries is not None and (isinstance(request.max_retries, bool) or request.max_retries not in range(1_000_001)):
-            raise UsageError("max_retries", f"{request.max_retries!r} is not a count", "Give 0 or more")
+        if request.priority is not None and (
+            isinstance(request.priority, bool) or request.priority not in range(10)
+        ):
+            raise UsageError(
+                "priority", f"{request.priority!r} is out of range", "Give 0 (first) to 9 (last)"
+            )
+        if request.max_retries is not None and (
+            isinstance(request.max_retries, bool) or request.max_retries not in range(1_000_001)
+        ):
+            raise UsageError(
+                "max_retries", f"{request.max_retries!r} is not a count", "Give 0 or more"
+            )
         on_closed = request.on_closed or (handler.on_closed if handler else None)
         return NewJob(
             kind=kind,
@@ -341,7 +393,11 @@ class Engine:
             key=None if request.key is None else checked_text(request.key, "key", 512),
             priority=request.priority,
             run_at=_due(request.run_at, request.delay),
-            max_retries=request.max_retries if request.max_retries is not None else handler.max_retries if handler else None,
+            max_retries=request.max_retries
+            if request.max_retries is not None
+            else handler.max_retries
+            if handler
+            else None,
             on_closed=None if on_closed is None else check_kind(on_closed, "on_closed"),
         )
 
@@ -362,7 +418,12 @@ class Engine:
         return None if job_id is None else self.handle(job_id)
 
     async def jobs(
-        self, *, kind: str | None = None, status: Status | str | None = None, before_id: int | None = None, limit: int = 50
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | str | None = None,
+        before_id: int | None = None,
+        limit: int = 50,
     ) -> list[JobSummary]:
         """A page of root jobs, newest first; the next page begins `before_id` the last one's id."""
         return await self.store.jobs(kind, Status(status) if status else None, before_id, limit)
@@ -376,9 +437,15 @@ def _due(run_at: datetime | None, delay: float | None) -> datetime | None:
     if run_at is not None and delay is not None:
         raise UsageError("run_at", "is given together with delay", "Give one of the two")
     if run_at is not None and run_at.tzinfo is None:
-        raise UsageError("run_at", "has no time zone", "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)")
+        raise UsageError(
+            "run_at",
+            "has no time zone",
+            "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)",
+        )
     if delay is None:
         return run_at
     if not 0 <= delay <= 10 * 366 * 86_400:
-        raise UsageError("delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years")
+        raise UsageError(
+            "delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years"
+        )
     return datetime.now(UTC) + timedelta(seconds=delay)

@@ -1,17 +1,17 @@
 """Every error the engine raises on purpose.
 
-    FanoutError
-     ├─ UsageError              bad input; names the field and the remedy (HTTP 422, exit code 2)
-     │   └─ ConfigurationError    a setting, found at start
-     ├─ IdempotencyConflict     the key belongs to a job with other content (HTTP 409)
-     ├─ JobNotFound             (HTTP 404)
-     ├─ Refused                 the job's state does not allow it (HTTP 409)
-     ├─ JobFailed               raised by `JobHandle.result` for a job that did not complete
-     ├─ LostClaim               this worker's claim was given away; nothing it writes counts
-     ├─ SchemaMismatch          the database's schema is not this version's
-     └─ DatabaseUnavailable     the engine's own database; uses up no retry (HTTP 503)
+FanoutError
+ ├─ UsageError              bad input; names the field and the remedy (HTTP 422, exit code 2)
+ │   └─ ConfigurationError    a setting, found at start
+ ├─ IdempotencyConflict     the key belongs to a job with other content (HTTP 409)
+ ├─ JobNotFound             (HTTP 404)
+ ├─ Refused                 the job's state does not allow it (HTTP 409)
+ ├─ JobFailed               raised by `JobHandle.result` for a job that did not complete
+ ├─ LostClaim               this worker's claim was given away; nothing it writes counts
+ ├─ SchemaMismatch          the database's schema is not this version's
+ └─ DatabaseUnavailable     the engine's own database; uses up no retry (HTTP 503)
 
-    PermanentError, TransientError   raised BY handlers, to say which of the two it is
+PermanentError, TransientError   raised BY handlers, to say which of the two it is
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class SchemaMismatch(FanoutError):
             if found < expected
             else "a newer version of fanout migrated it; upgrade this program"
         )
-        super().__init__(f"schema {schema!r} is at version {found}, this program needs {expected}: {remedy}")
+        super().__init__(
+            f"schema {schema!r} is at version {found}, this program needs {expected}: {remedy}"
+        )
         self.found = found
         self.expected = expected
 

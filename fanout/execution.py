@@ -32,7 +32,9 @@ __all__ = ["execute"]
 _log = logging.getLogger("fanout.execution")
 
 
-async def execute(held: Held, handler: Handler[Any, Any], runtime: Runtime, threads: Executor, random: Random) -> Outcome | None:
+async def execute(
+    held: Held, handler: Handler[Any, Any], runtime: Runtime, threads: Executor, random: Random
+) -> Outcome | None:
     """Run a claim's handler. None: the claim was lost meanwhile, there is nothing to write.
 
     The timeout counts from here, so never time in a queue or buffer. A cancellation from outside (lost, shutdown)
@@ -44,12 +46,24 @@ async def execute(held: Held, handler: Handler[Any, Any], runtime: Runtime, thre
         async with clock:
             claim = held.claim
             adapter = handler.payload_type
-            payload = from_json(claim.payload) if adapter is None else adapter.validate_json(claim.payload)
+            payload = (
+                from_json(claim.payload)
+                if adapter is None
+                else adapter.validate_json(claim.payload)
+            )
             job = Job(claim, payload, runtime)
-            value = await handler.function(job) if handler.is_async else await _in_thread(handler, job, threads)
+            value = (
+                await handler.function(job)
+                if handler.is_async
+                else await _in_thread(handler, job, threads)
+            )
         if clock.expired():
             raise TimeoutError
-        return _stopped(held) if held.stop is Stop.LOST else Completed(handler.encode_result(value, settings.max_result_bytes))
+        return (
+            _stopped(held)
+            if held.stop is Stop.LOST
+            else Completed(handler.encode_result(value, settings.max_result_bytes))
+        )
     except asyncio.CancelledError:
         if held.stop is not None:
             return _stopped(held)
@@ -71,7 +85,9 @@ def _stopped(held: Held) -> Interrupted | None:
     return None if held.stop is Stop.LOST else Interrupted()
 
 
-def _judged(error: BaseException, held: Held, handler: Handler[Any, Any], runtime: Runtime, random: Random) -> Outcome:
+def _judged(
+    error: BaseException, held: Held, handler: Handler[Any, Any], runtime: Runtime, random: Random
+) -> Outcome:
     verdict = classify(error, permanent=handler.permanent, transient=handler.transient)
     claim, settings = held.claim, runtime.settings
     name = type(error).__name__
@@ -81,7 +97,12 @@ def _judged(error: BaseException, held: Held, handler: Handler[Any, Any], runtim
         claim.kind,
         name,
         verdict.blame.value,
-        extra={"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind, "worker": runtime.worker_name},
+        extra={
+            "job_id": claim.id,
+            "attempt": claim.attempt,
+            "kind": claim.kind,
+            "worker": runtime.worker_name,
+        },
         exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
     )
     if verdict.blame is Blame.INFRASTRUCTURE:
@@ -103,7 +124,13 @@ def _message(error: BaseException) -> str:
         text = ""
     if isinstance(error, SystemExit):
         return f"the handler called exit({error.code!r})"
-    return text if text and isinstance(error, UsageError) else f"{type(error).__name__}: {text}" if not text else text
+    return (
+        text
+        if text and isinstance(error, UsageError)
+        else f"{type(error).__name__}: {text}"
+        if not text
+        else text
+    )
 
 
 async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executor) -> Any:

@@ -70,7 +70,12 @@ def classify(
     if transient and isinstance(error, transient):
         return Classified(Blame.TRANSIENT, _retry_after(error))
     if isinstance(error, BaseExceptionGroup):
-        return _of_group([classify(inner, permanent=permanent, transient=transient) for inner in error.exceptions])
+        return _of_group(
+            [
+                classify(inner, permanent=permanent, transient=transient)
+                for inner in error.exceptions
+            ]
+        )
     if isinstance(error, DatabaseUnavailable):
         return Classified(Blame.INFRASTRUCTURE)
     if isinstance(error, TransientError):
@@ -97,7 +102,13 @@ def _http_status(error: BaseException) -> int | None:
     """The status of an HTTP error, wherever the client keeps it: error.response.status_code (httpx, requests),
     error.status (aiohttp), error.status_code (openai, starlette), error.code (urllib)."""
     response = getattr(error, "response", None)
-    for holder, name in ((response, "status_code"), (response, "status"), (error, "status_code"), (error, "status"), (error, "code")):
+    for holder, name in (
+        (response, "status_code"),
+        (response, "status"),
+        (error, "status_code"),
+        (error, "status"),
+        (error, "code"),
+    ):
         value = getattr(holder, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
             return value
@@ -119,7 +130,10 @@ def _retry_after(error: BaseException) -> float | None:
         except (TypeError, ValueError):
             pass
         try:
-            return max(0.0, (email.utils.parsedate_to_datetime(str(value)) - datetime.now(UTC)).total_seconds())
+            return max(
+                0.0,
+                (email.utils.parsedate_to_datetime(str(value)) - datetime.now(UTC)).total_seconds(),
+            )
         except (TypeError, ValueError):
             continue
     return None

@@ -98,7 +98,10 @@ class Finisher:
         while True:
             await self._arrived.wait()
             while self._pending:
-                batch = [self._pending.popleft() for _ in range(min(len(self._pending), self._flush_limit))]
+                batch = [
+                    self._pending.popleft()
+                    for _ in range(min(len(self._pending), self._flush_limit))
+                ]
                 started = time.perf_counter()
                 await self._write(batch)
                 self.last_flush_seconds = time.perf_counter() - started
@@ -132,10 +135,18 @@ class Finisher:
             return
         [(claim, outcome)] = batch
         where = {"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind}
-        _log.error("the database refused the outcome of job %d: %s", claim.id, error, extra=where, exc_info=None if is_data_error(error) else error)
+        _log.error(
+            "the database refused the outcome of job %d: %s",
+            claim.id,
+            error,
+            extra=where,
+            exc_info=None if is_data_error(error) else error,
+        )
         if isinstance(outcome, Failed) and outcome.error_type == "Unstorable":
             return  # even that was refused: its lease runs out, and rescue counts it
-        await self._write([(claim, Failed(f"its outcome cannot be stored: {type(error).__name__}", "Unstorable"))])
+        await self._write(
+            [(claim, Failed(f"its outcome cannot be stored: {type(error).__name__}", "Unstorable"))]
+        )
 
     async def _flush(self, batch: list[Item], *, in_doubt: bool) -> None:
         ended: list[tuple[Claim, Completed | Failed]] = []
@@ -156,12 +167,18 @@ class Finisher:
         if retries:
             back = await self._store.retry(retries, self._token)
             # Not put back: the budget is used up, or the claim is lost. The next statement knows which.
-            ended += [(claim, Failed(retry.error, retry.error_type)) for claim, retry in retries if claim.id not in back]
+            ended += [
+                (claim, Failed(retry.error, retry.error_type))
+                for claim, retry in retries
+                if claim.id not in back
+            ]
         if ended:
             counted = await self._store.finish(ended, self._token)
             await self._account(ended, counted, in_doubt=in_doubt)
 
-    async def _account(self, ended: list[tuple[Claim, Completed | Failed]], counted: Counted, *, in_doubt: bool) -> None:
+    async def _account(
+        self, ended: list[tuple[Claim, Completed | Failed]], counted: Counted, *, in_doubt: bool
+    ) -> None:
         moved = {job.id for job in counted.moved}
         self.written += len(moved)
         self._on_counted(counted)
@@ -178,4 +195,3 @@ class Finisher:
                 claim.id,
                 extra={"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind},
             )
-

@@ -28,7 +28,14 @@ class JobHandle:
 
     __slots__ = ("_store", "_wake", "created", "id")
 
-    def __init__(self, job_id: int, store: Store, *, created: bool = False, retries: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        job_id: int,
+        store: Store,
+        *,
+        created: bool = False,
+        retries: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.id = job_id
         self.created = created
         """Of a submit: False if the idempotency key had this job already."""
@@ -88,9 +95,13 @@ class JobHandle:
             raise JobFailed(self.id, str(row.status), row.reason or row.error)
         return row.result
 
-    async def children_page(self, *, status: Status | str | None = None, after_key: str | None = None, limit: int = 100) -> list[Child]:
+    async def children_page(
+        self, *, status: Status | str | None = None, after_key: str | None = None, limit: int = 100
+    ) -> list[Child]:
         """A page of children by document key; the next one begins after the last one's key."""
-        return await self._store.children(self.id, Status(status) if status else None, after_key, limit)
+        return await self._store.children(
+            self.id, Status(status) if status else None, after_key, limit
+        )
 
     async def children(self, *, status: Status | str | None = None) -> AsyncIterator[Child]:
         """All children by document key, a page at a time in memory."""
@@ -158,7 +169,10 @@ class JobHandle:
             if keys is None and error is None and await self._store.retry_job(self.id):
                 self._wake(row.kind)
                 return 1
-            raise Refused(self.id, f"it is {row.outcome}, and only a failed job, or a batch with failed children, can be retried")
+            raise Refused(
+                self.id,
+                f"it is {row.outcome}, and only a failed job, or a batch with failed children, can be retried",
+            )
         picked = None if keys is None else [checked_text(key, "keys", 512) for key in keys]
         count = await self._store.retry_failed(self.id, picked, error)
         first = await self.children_page(status=Status.PENDING, limit=1)

@@ -64,7 +64,9 @@ class Handler(Generic[P, R]):
 
     def payload_schema(self) -> str | None:
         """JSON schema of the payload, as JSON text; None where anything goes."""
-        return None if self.payload_type is None else to_json(self.payload_type.json_schema()).decode()
+        return (
+            None if self.payload_type is None else to_json(self.payload_type.json_schema()).decode()
+        )
 
 
 def _encode(adapter: TypeAdapter[Any] | None, value: Any, field: str, limit: int) -> str:
@@ -76,7 +78,9 @@ def _encode(adapter: TypeAdapter[Any] | None, value: Any, field: str, limit: int
     except ValidationError as invalid:
         first = invalid.errors()[0]
         where = ".".join((field, *(str(part) for part in first["loc"])))
-        raise UsageError(where, f"{first['msg']}, got {first['input']!r}"[:300], "See the handler's annotation") from None
+        raise UsageError(
+            where, f"{first['msg']}, got {first['input']!r}"[:300], "See the handler's annotation"
+        ) from None
     return encode(checked, field, limit, adapter.dump_json)
 
 
@@ -108,8 +112,14 @@ def make_handler(
     if follow_up is not None:
         check_kind(follow_up, "on_closed")
     if timeout is not None and not timeout > 0:
-        raise ConfigurationError("timeout", f"{timeout!r} s is not a time to run", "Give seconds above 0; every handler has a timeout")
-    if max_retries is not None and (isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0):
+        raise ConfigurationError(
+            "timeout",
+            f"{timeout!r} s is not a time to run",
+            "Give seconds above 0; every handler has a timeout",
+        )
+    if max_retries is not None and (
+        isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0
+    ):
         raise ConfigurationError("max_retries", f"{max_retries!r} is not a count", "Give 0 or more")
     payload, result = _types(function, kind)
     # Who names a follow-up fans out: it dispatches for minutes, and a crash of it costs more.
@@ -117,9 +127,20 @@ def make_handler(
     return Handler(
         name=kind,
         function=function,
-        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
-        timeout=float(timeout if timeout is not None else MANAGER_TIMEOUT_SECONDS if is_manager else settings.timeout),
-        max_retries=max_retries if max_retries is not None else MANAGER_MAX_RETRIES if is_manager else settings.max_retries,
+        is_async=inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+        timeout=float(
+            timeout
+            if timeout is not None
+            else MANAGER_TIMEOUT_SECONDS
+            if is_manager
+            else settings.timeout
+        ),
+        max_retries=max_retries
+        if max_retries is not None
+        else MANAGER_MAX_RETRIES
+        if is_manager
+        else settings.max_retries,
         on_closed=follow_up,
         permanent=tuple(permanent),
         transient=tuple(transient),
@@ -128,15 +149,31 @@ def make_handler(
     )
 
 
-def _types(function: Callable[..., Any], kind: str) -> tuple[TypeAdapter[Any] | None, TypeAdapter[Any] | None]:
+def _types(
+    function: Callable[..., Any], kind: str
+) -> tuple[TypeAdapter[Any] | None, TypeAdapter[Any] | None]:
     """Adapters for the P of `Job[P]` and for the return annotation."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    parameters = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    ]
     if len(parameters) != 1:
-        raise ConfigurationError(kind, f"the handler takes {len(parameters)} arguments", "A handler takes one: the job, like (job: Job[Paper])")
+        raise ConfigurationError(
+            kind,
+            f"the handler takes {len(parameters)} arguments",
+            "A handler takes one: the job, like (job: Job[Paper])",
+        )
     try:
-        hints = get_type_hints(function if inspect.isfunction(function) else type(function).__call__)
+        hints = get_type_hints(
+            function if inspect.isfunction(function) else type(function).__call__
+        )
     except (NameError, TypeError) as unknown:
-        raise ConfigurationError(kind, f"its annotations cannot be read: {unknown}", "Import the types it names, also at run time") from None
+        raise ConfigurationError(
+            kind,
+            f"its annotations cannot be read: {unknown}",
+            "Import the types it names, also at run time",
+        ) from None
     annotation = hints.get(parameters[0].name)
     payload = get_args(annotation)[0] if get_origin(annotation) is Job else Any
     result = hints.get("return", Any)
@@ -144,6 +181,11 @@ def _types(function: Callable[..., Any], kind: str) -> tuple[TypeAdapter[Any] | 
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    if annotation is Any or isinstance(annotation, TypeVar) or annotation is type(None) or annotation is None:
+    if (
+        annotation is Any
+        or isinstance(annotation, TypeVar)
+        or annotation is type(None)
+        or annotation is None
+    ):
         return None
     return TypeAdapter(annotation)

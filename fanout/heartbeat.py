@@ -136,13 +136,17 @@ class Heartbeat:
                 pause = self._settings.heartbeat * random.uniform(0.8, 1.0)
             except Exception as error:  # noqa: BLE001 - the last thing in this process that may die
                 if failures == 0:
-                    _log.warning("a heartbeat failed: %s", translated(error) or type(error).__name__)
+                    _log.warning(
+                        "a heartbeat failed: %s", translated(error) or type(error).__name__
+                    )
                 failures += 1
                 self._on_silence()
                 if connection is not None:
                     connection.terminate()
                     connection = None
-                pause = random.uniform(0.5, 1) * min(self._settings.heartbeat / 2, 0.1 * 2.0 ** min(failures, 10))
+                pause = random.uniform(0.5, 1) * min(
+                    self._settings.heartbeat / 2, 0.1 * 2.0 ** min(failures, 10)
+                )
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -158,14 +162,20 @@ class Heartbeat:
         lost: list[Claim] = []
         if leaves:
             rows = await connection.fetch(
-                self._sql["heartbeat"], [c.id for c in leaves], [c.attempt for c in leaves], self._token, lease
+                self._sql["heartbeat"],
+                [c.id for c in leaves],
+                [c.attempt for c in leaves],
+                self._token,
+                lease,
             )
             gone = {row["id"] for row in rows}
             lost += [claim for claim in leaves if claim.id in gone]
         await self._beat_worker(connection)
         for manager in (one.claim for one in held if one.fans_out):
             try:
-                if not await connection.fetch(self._sql["heartbeat_manager"], manager.id, manager.attempt, self._token, lease):
+                if not await connection.fetch(
+                    self._sql["heartbeat_manager"], manager.id, manager.attempt, self._token, lease
+                ):
                     lost.append(manager)
             except asyncpg.LockNotAvailableError:
                 continue  # locked is not lost
@@ -176,7 +186,9 @@ class Heartbeat:
 
     async def _beat_worker(self, connection: Connection) -> None:
         vitals = self._vitals
-        if self.beats and await connection.fetch(self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state):
+        if self.beats and await connection.fetch(
+            self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state
+        ):
             return
         await connection.execute(
             self._sql["register_worker"],
@@ -189,7 +201,9 @@ class Heartbeat:
             vitals.concurrency,
             timedelta(seconds=self._settings.lease),
         )
-        await connection.execute(self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state)
+        await connection.execute(
+            self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state
+        )
 
     def _let_go(self) -> None:
         overdue = [one.claim.id for one in dict(self._held).values() if one.is_overdue]
@@ -202,5 +216,11 @@ class Heartbeat:
         try:
             await connection.execute(self._sql["remove_worker"], self._token, timeout=2)
             await connection.close(timeout=2)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DatabaseUnavailable, TimeoutError):
+        except (
+            OSError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            DatabaseUnavailable,
+            TimeoutError,
+        ):
             connection.terminate()

@@ -48,7 +48,9 @@ class Closed(BaseModel):
 class _JobLog(logging.LoggerAdapter[logging.Logger]):
     """Puts job id, attempt and worker on every line."""
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
 
 
@@ -99,12 +101,25 @@ class Job(Generic[P]):
     @property
     def key(self) -> str:
         """The same on every attempt and like no other job's anywhere: the idempotency key for a paid service."""
-        return str(uuid5(self._runtime.installation_id, f"{self._runtime.settings.schema_name}:{self._claim.id}"))
+        return str(
+            uuid5(
+                self._runtime.installation_id,
+                f"{self._runtime.settings.schema_name}:{self._claim.id}",
+            )
+        )
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that puts job id, attempt and worker on every line."""
-        return _JobLog(_log, {"job_id": self.id, "attempt": self.attempt, "kind": self.kind, "worker": self._runtime.worker_name})
+        return _JobLog(
+            _log,
+            {
+                "job_id": self.id,
+                "attempt": self.attempt,
+                "kind": self.kind,
+                "worker": self._runtime.worker_name,
+            },
+        )
 
     def timeout(self, seconds: float) -> asyncio.Timeout:
         """`async with job.timeout(90):` around a network call; a call that takes longer is a transient failure."""
@@ -151,9 +166,17 @@ class Job(Generic[P]):
                 runtime.settings.lease,
                 documents=[runtime.snapshot(document, handler) for document in chunk],
                 kind=kind,
-                max_retries=max_retries if max_retries is not None else handler.max_retries if handler else runtime.settings.max_retries,
+                max_retries=max_retries
+                if max_retries is not None
+                else handler.max_retries
+                if handler
+                else runtime.settings.max_retries,
                 priority=priority if priority is not None else self._claim.priority,
-                on_closed=on_closed if on_closed is not None else handler.on_closed if handler else None,
+                on_closed=on_closed
+                if on_closed is not None
+                else handler.on_closed
+                if handler
+                else None,
             )
             runtime.wake(kind)
             created += born
@@ -166,7 +189,8 @@ class Job(Generic[P]):
 
 
 async def _chunks(
-    documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]], size: int
+    documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
+    size: int,
 ) -> AsyncIterator[list[Document]]:
     chunk: list[Document] = []
     if isinstance(documents, AsyncIterable):
@@ -190,14 +214,24 @@ def _document(item: Document | tuple[str, Any]) -> Document:
         return item
     if isinstance(item, tuple) and len(item) == 2:
         return Document(*item)
-    raise UsageError("documents", f"holds a {type(item).__name__}", "Give Document(key, payload) or (key, payload)")
+    raise UsageError(
+        "documents",
+        f"holds a {type(item).__name__}",
+        "Give Document(key, payload) or (key, payload)",
+    )
 
 
-def snapshot(document: Document, handler: Handler[Any, Any] | None, limit: int, error_limit: int) -> tuple[str, str, str | None]:
+def snapshot(
+    document: Document, handler: Handler[Any, Any] | None, limit: int, error_limit: int
+) -> tuple[str, str, str | None]:
     """(key, payload JSON, error or None) of a document, checked. Raises UsageError, naming the document."""
     key = checked_text(document.key, "document key", 512)
     if document.gone is not None:
-        payload = "null" if document.payload is None else encode(document.payload, f"document {key!r}", limit)
+        payload = (
+            "null"
+            if document.payload is None
+            else encode(document.payload, f"document {key!r}", limit)
+        )
         return key, payload, clipped(document.gone or "the document is gone", error_limit)
     if handler is None:
         return key, encode(document.payload, f"document {key!r}", limit), None

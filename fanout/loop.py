@@ -24,7 +24,14 @@ class Loop:
     database that is down costs neither the loop nor a flood of lines.
     """
 
-    def __init__(self, name: str, step: Callable[[], Awaitable[None]], interval: float, *, jitter: float = 0.2) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[None]],
+        interval: float,
+        *,
+        jitter: float = 0.2,
+    ) -> None:
         self._name = name
         self._step = step
         self._interval = interval
@@ -65,14 +72,19 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - the loop is the backstop: it outlives whatever a step raises
                 self._report(error)
                 self.failures += 1
-                await asyncio.sleep(random.uniform(0.5, 1) * min(MOST_SECONDS_BETWEEN_TRIES, 0.1 * 2.0 ** min(self.failures, 10)))
+                await asyncio.sleep(
+                    random.uniform(0.5, 1)
+                    * min(MOST_SECONDS_BETWEEN_TRIES, 0.1 * 2.0 ** min(self.failures, 10))
+                )
                 continue
             if self.failures:
                 self._log.info("%s works again after %d errors", self._name, self.failures)
                 self.failures = 0
                 self._logged_at = float("-inf")
             try:
-                async with asyncio.timeout(self._interval * random.uniform(1 - self._jitter, 1 + self._jitter)):
+                async with asyncio.timeout(
+                    self._interval * random.uniform(1 - self._jitter, 1 + self._jitter)
+                ):
                     await self._nudged.wait()
             except TimeoutError:
                 pass
@@ -83,4 +95,6 @@ class Loop:
             return
         self._logged_at = now
         known = isinstance(error, DatabaseUnavailable)
-        self._log.warning("%s: %s", self._name, error or type(error).__name__, exc_info=None if known else error)
+        self._log.warning(
+            "%s: %s", self._name, error or type(error).__name__, exc_info=None if known else error
+        )

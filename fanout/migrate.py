@@ -30,7 +30,9 @@ def expected_version() -> int:
     return load_migrations()[-1][0]
 
 
-async def migrate(dsn: str, *, schema: str = "fanout", settings: Settings | None = None) -> MigrationReport:
+async def migrate(
+    dsn: str, *, schema: str = "fanout", settings: Settings | None = None
+) -> MigrationReport:
     """Create or update the tables in `schema`. Doing it twice, or from ten pods at once, is fine.
 
     Raises:
@@ -51,7 +53,11 @@ async def migrate(dsn: str, *, schema: str = "fanout", settings: Settings | None
 
 async def _migrate(connection: Connection, schema: str) -> MigrationReport:
     # Held to the end of the transaction; IF NOT EXISTS alone races in the catalog.
-    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"fanout migrate {schema}", timeout=300)
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
+        f"fanout migrate {schema}",
+        timeout=300,
+    )
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration "
@@ -63,7 +69,9 @@ async def _migrate(connection: Connection, schema: str) -> MigrationReport:
     for version, name, sql in load_migrations(schema):
         if version > before:
             await connection.execute(sql, timeout=300)
-            await connection.execute(f"INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)", version, name)
+            await connection.execute(
+                f"INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)", version, name
+            )
     return MigrationReport(schema, before, expected_version())
 
 
@@ -72,7 +80,9 @@ async def schema_version(pool: Pool, schema: str) -> int:
     exists = await pool.fetch("SELECT to_regclass($1) IS NOT NULL AS it", f"{schema}.migration")
     if not exists[0]["it"]:
         return 0
-    rows: Any = await pool.fetch(f"SELECT COALESCE(max(version), 0) AS version FROM {schema}.migration")
+    rows: Any = await pool.fetch(
+        f"SELECT COALESCE(max(version), 0) AS version FROM {schema}.migration"
+    )
     return int(rows[0]["version"])
 
 

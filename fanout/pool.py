@@ -55,9 +55,9 @@ def is_unavailable(error: BaseException) -> bool:
     """Is this trouble with the server or the way to it, and not with what was asked?"""
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "").startswith(INFRASTRUCTURE)
-    return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError | DatabaseUnavailable) and not isinstance(
-        error, asyncpg.DataError
-    )
+    return isinstance(
+        error, OSError | TimeoutError | asyncpg.InterfaceError | DatabaseUnavailable
+    ) and not isinstance(error, asyncpg.DataError)
 
 
 def is_data_error(error: BaseException) -> bool:
@@ -74,7 +74,9 @@ def _runs_again(error: BaseException) -> bool:
 def translated(error: BaseException) -> BaseException:
     """The error to raise for `error`: DatabaseUnavailable for infrastructure, else itself."""
     if is_unavailable(error) and not isinstance(error, DatabaseUnavailable):
-        return DatabaseUnavailable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return DatabaseUnavailable(
+            f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        )
     return error
 
 

@@ -28,7 +28,9 @@ def progress_from(row: Mapping[str, Any]) -> Progress:
     ended = row["completed"] + row["failed"] + row["cancelled"]
     remaining = row["total"] - ended
     rate = _rate(row, ended)
-    outcome = "completed with failures" if status is Status.COMPLETED and row["failed"] else str(status)
+    outcome = (
+        "completed with failures" if status is Status.COMPLETED and row["failed"] else str(status)
+    )
     return Progress(
         id=row["id"],
         kind=row["kind"],
@@ -52,7 +54,10 @@ def progress_from(row: Mapping[str, Any]) -> Progress:
 
 def _window(row: Mapping[str, Any]) -> tuple[datetime, int] | None:
     """Since when, and how many had ended by then: the older mark, unless it is too old to say anything about now."""
-    for at, ended in ((row["last_mark_at"], row["last_mark_ended"]), (row["mark_at"], row["mark_ended"])):
+    for at, ended in (
+        (row["last_mark_at"], row["last_mark_ended"]),
+        (row["mark_at"], row["mark_ended"]),
+    ):
         if at is not None and (row["now"] - at).total_seconds() <= 120:
             return at, ended
     return None
@@ -69,7 +74,9 @@ def _rate(row: Mapping[str, Any], ended: int) -> float | None:
     return (ended - window[1]) / seconds if seconds >= 0.5 else None
 
 
-def _eta(row: Mapping[str, Any], remaining: int, rate: float | None, status: Status) -> tuple[float, float] | None:
+def _eta(
+    row: Mapping[str, Any], remaining: int, rate: float | None, status: Status
+) -> tuple[float, float] | None:
     """Two standard deviations of a Poisson count around the rate. Before the seal the total is not known: no ETA."""
     if status is not Status.WAITING or not rate or rate <= 0 or row["finished_at"] is not None:
         return None
@@ -87,12 +94,20 @@ def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str
     at_least = "at least " if row["sampled"] >= 1000 else ""
     said += [f"no worker serves {kind}" for kind in sorted(row["unserved"] or ())]
     if row["later"]:
-        what = "it waits" if status is Status.PENDING and not row["total"] else f"{at_least}{row['later']} of {remaining} wait"
+        what = (
+            "it waits"
+            if status is Status.PENDING and not row["total"]
+            else f"{at_least}{row['later']} of {remaining} wait"
+        )
         said.append(f"{what} until {row['next_run_at']:%H:%M:%S} UTC or later (backoff or run_at)")
     if row["suspects"]:
         said.append(f"{row['suspects']} wait to run alone: a worker died while they ran")
     if row["ahead"] and not row["processing"]:
-        said.append(f"behind {row['ahead']} other {'batch' if row['ahead'] == 1 else 'batches'} of the same kind")
+        said.append(
+            f"behind {row['ahead']} other {'batch' if row['ahead'] == 1 else 'batches'} of the same kind"
+        )
     if row["verdict"]:
-        said.append(f"it is being ended as {row['verdict']}: {row['reason'] or 'no reason was kept'}")
+        said.append(
+            f"it is being ended as {row['verdict']}: {row['reason'] or 'no reason was kept'}"
+        )
     return said

@@ -51,6 +51,8 @@ class Runtime:
         if held := self.held.get(claim.id):
             held.fans_out = True
 
-    def snapshot(self, document: Document, handler: Handler[Any, Any] | None) -> tuple[str, str, str | None]:
+    def snapshot(
+        self, document: Document, handler: Handler[Any, Any] | None
+    ) -> tuple[str, str, str | None]:
         """(key, payload JSON, error or None) of a document, checked. Raises UsageError."""
         return snapshot(document, handler, MAX_PAYLOAD_BYTES, self.settings.max_error_bytes)

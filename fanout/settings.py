@@ -28,38 +28,101 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FANOUT_", frozen=True, extra="forbid")
 
     schema_name: str = Field("fanout", description="PostgreSQL schema that holds all tables.")
-    pool_size: int = Field(4, ge=2, description="Connections of the engine in a pod; LISTEN and heartbeat come on top.")
-    database_timeout: Seconds = Field(10, description="Seconds until a statement counts as lost: a half-open connection must not hang a worker.")
-    transaction_pooler: bool = Field(False, description="The DSN leads through a transaction pooler: no prepared statements, no session settings, no LISTEN.")
-    migrate_on_start: bool = Field(True, description="Bring the schema up to date when the engine starts.")
+    pool_size: int = Field(
+        4, ge=2, description="Connections of the engine in a pod; LISTEN and heartbeat come on top."
+    )
+    database_timeout: Seconds = Field(
+        10,
+        description="Seconds until a statement counts as lost: a half-open connection must not hang a worker.",
+    )
+    transaction_pooler: bool = Field(
+        False,
+        description="The DSN leads through a transaction pooler: no prepared statements, no session settings, no LISTEN.",
+    )
+    migrate_on_start: bool = Field(
+        True, description="Bring the schema up to date when the engine starts."
+    )
 
-    concurrency: int = Field(10, ge=1, description="Handlers that run at once in one process: memory of waiting coroutines.")
-    prefetch: int = Field(500, ge=0, description="Most jobs claimed ahead, and only while handlers take milliseconds: never more than is run in prefetch_seconds.")
-    prefetch_seconds: Seconds = Field(0.1, description="Work held ahead in a process: what a crash sends to be run alone.")
-    poll_interval: Seconds = Field(1, description="Seconds between looks of an idle worker: the backstop of the wake-up.")
+    concurrency: int = Field(
+        10,
+        ge=1,
+        description="Handlers that run at once in one process: memory of waiting coroutines.",
+    )
+    prefetch: int = Field(
+        500,
+        ge=0,
+        description="Most jobs claimed ahead, and only while handlers take milliseconds: never more than is run in prefetch_seconds.",
+    )
+    prefetch_seconds: Seconds = Field(
+        0.1, description="Work held ahead in a process: what a crash sends to be run alone."
+    )
+    poll_interval: Seconds = Field(
+        1, description="Seconds between looks of an idle worker: the backstop of the wake-up."
+    )
 
     lease: Seconds = Field(30, description="Seconds until a silent worker's jobs are given away.")
-    heartbeat: Seconds = Field(10, description="Seconds between renewals of the leases; at most a third of the lease.")
-    sweep_interval: Seconds = Field(10, description="Seconds between looks for expired leases and for batches that should have closed, jittered.")
-    give_up_interval: Seconds = Field(600, description="Seconds between looks for batches without a sign of life, jittered.")
-    give_up_after: Seconds = Field(7200, description="Seconds without a sign of life, while a worker had free slots, until a batch is given up.")
-    max_deaths: int = Field(3, ge=1, description="Deaths while a job ran alone that end it as poison.")
+    heartbeat: Seconds = Field(
+        10, description="Seconds between renewals of the leases; at most a third of the lease."
+    )
+    sweep_interval: Seconds = Field(
+        10,
+        description="Seconds between looks for expired leases and for batches that should have closed, jittered.",
+    )
+    give_up_interval: Seconds = Field(
+        600, description="Seconds between looks for batches without a sign of life, jittered."
+    )
+    give_up_after: Seconds = Field(
+        7200,
+        description="Seconds without a sign of life, while a worker had free slots, until a batch is given up.",
+    )
+    max_deaths: int = Field(
+        3, ge=1, description="Deaths while a job ran alone that end it as poison."
+    )
 
-    timeout: Seconds = Field(1800, description="Seconds a handler may run, queueing not counted, where it names no timeout of its own.")
-    timeout_grace: Seconds = Field(10, description="Seconds a handler has to stop after its timeout; then its lease is let go and the process exits.")
-    max_retries: int = Field(3, ge=0, description="Retries after transient errors, where a handler names none: 3 are 4 runs.")
-    backoff_base: Seconds = Field(10, description="Seconds before the first retry; doubled for each further one.")
+    timeout: Seconds = Field(
+        1800,
+        description="Seconds a handler may run, queueing not counted, where it names no timeout of its own.",
+    )
+    timeout_grace: Seconds = Field(
+        10,
+        description="Seconds a handler has to stop after its timeout; then its lease is let go and the process exits.",
+    )
+    max_retries: int = Field(
+        3,
+        ge=0,
+        description="Retries after transient errors, where a handler names none: 3 are 4 runs.",
+    )
+    backoff_base: Seconds = Field(
+        10, description="Seconds before the first retry; doubled for each further one."
+    )
     backoff_max: Seconds = Field(600, description="Most seconds between two runs.")
-    backoff_jitter: float = Field(0.2, ge=0, lt=1, description="Share by which a delay varies, so that retries do not come in one wave.")
-    stop_grace: Seconds = Field(20, description="Seconds that running handlers have after SIGTERM; then they are released.")
+    backoff_jitter: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share by which a delay varies, so that retries do not come in one wave.",
+    )
+    stop_grace: Seconds = Field(
+        20, description="Seconds that running handlers have after SIGTERM; then they are released."
+    )
 
-    chunk_size: int = Field(1000, ge=1, le=10_000, description="Children that one statement of fan_out dispatches.")
-    flush_limit: int = Field(500, ge=1, le=5000, description="Most outcomes that one transaction writes.")
-    doom_chunk: int = Field(500, ge=1, le=5000, description="Children that one transaction cancels.")
+    chunk_size: int = Field(
+        1000, ge=1, le=10_000, description="Children that one statement of fan_out dispatches."
+    )
+    flush_limit: int = Field(
+        500, ge=1, le=5000, description="Most outcomes that one transaction writes."
+    )
+    doom_chunk: int = Field(
+        500, ge=1, le=5000, description="Children that one transaction cancels."
+    )
 
-    max_result_bytes: int = Field(1 << 20, ge=2, description="A larger result fails its child, permanently.")
+    max_result_bytes: int = Field(
+        1 << 20, ge=2, description="A larger result fails its child, permanently."
+    )
     max_checkpoint_bytes: int = Field(64 << 10, ge=2, description="A larger checkpoint is refused.")
-    max_error_bytes: int = Field(8 << 10, ge=64, description="A longer error text is cut, and marked.")
+    max_error_bytes: int = Field(
+        8 << 10, ge=64, description="A longer error text is cut, and marked."
+    )
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -69,12 +132,16 @@ class Settings(BaseSettings):
             field = ".".join(str(part) for part in first["loc"]) or "settings"
             got = f", got {first['input']!r}" if first["loc"] else ""
             raise ConfigurationError(
-                field, f"{first['msg'].removeprefix('Value error, ')}{got}", f"Set it in code or as FANOUT_{field.upper()}"
+                field,
+                f"{first['msg'].removeprefix('Value error, ')}{got}",
+                f"Set it in code or as FANOUT_{field.upper()}",
             ) from None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema_name) or self.schema_name.startswith("pg_"):
+        if not re.fullmatch(
+            r"[a-z_][a-z0-9_]{0,39}", self.schema_name
+        ) or self.schema_name.startswith("pg_"):
             raise ValueError(
                 f"schema_name {self.schema_name!r} is not usable: lower-case letters, digits and underscores, at most 40, not pg_…"
             )

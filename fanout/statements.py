@@ -55,7 +55,11 @@ def load_statements(schema: str = "fanout") -> Mapping[str, str]:
 def load_migrations(schema: str = "fanout") -> tuple[tuple[int, str, str], ...]:
     """(version, name, SQL) of every migration, ascending. Forward only; a landed file never changes."""
     return tuple(
-        (int(entry.name[:4]), entry.name[5:].removesuffix(".sql"), _in_schema(entry.read_text(encoding="utf-8"), schema))
+        (
+            int(entry.name[:4]),
+            entry.name[5:].removesuffix(".sql"),
+            _in_schema(entry.read_text(encoding="utf-8"), schema),
+        )
         for entry in sorted(_folder("schema").iterdir(), key=lambda entry: entry.name)
         if re.fullmatch(r"\d{4}_\w+\.sql", entry.name)
     )
@@ -70,4 +74,8 @@ def statement(name: str, schema: str = "fanout") -> str:
     try:
         return load_statements(schema)[name]
     except KeyError:
-        raise UsageError("name", f"there is no statement {name!r}", f"One of: {', '.join(load_statements(schema))}") from None
+        raise UsageError(
+            "name",
+            f"there is no statement {name!r}",
+            f"One of: {', '.join(load_statements(schema))}",
+        ) from None

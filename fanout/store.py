@@ -51,7 +51,9 @@ class Store:
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
-    async def submit(self, jobs: Sequence[NewJob], connection: asyncpg.Connection | None = None) -> list[Submitted]:
+    async def submit(
+        self, jobs: Sequence[NewJob], connection: asyncpg.Connection | None = None
+    ) -> list[Submitted]:
         """Insert `jobs` in one round trip, all or none; in the order given. With `connection`, within its transaction.
 
         Raises:
@@ -71,7 +73,10 @@ class Store:
 
         async def body(connection: asyncpg.Connection) -> list[Submitted]:
             rows = await connection.fetch(self._sql["submit"], *arguments)
-            submitted = {n: Submitted(row["id"], row["created"], row["same"]) for n, row in zip(order, rows, strict=True)}
+            submitted = {
+                n: Submitted(row["id"], row["created"], row["same"])
+                for n, row in zip(order, rows, strict=True)
+            }
             for n, one in submitted.items():
                 if not one.same:
                     raise IdempotencyConflict(jobs[n].key or "", one.id)
@@ -95,18 +100,32 @@ class Store:
         """At most `limit` due jobs, and for how many seconds a job that must run alone has been due (None: there is
         none). `wanted`: (kind, priority, floor), in the order of preference."""
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
-        rows = await self._pool.fetch(self._sql["claim"], kinds, priorities, floors, limit, token, timedelta(seconds=lease_seconds))
+        rows = await self._pool.fetch(
+            self._sql["claim"],
+            kinds,
+            priorities,
+            floors,
+            limit,
+            token,
+            timedelta(seconds=lease_seconds),
+        )
         suspect_age = rows.pop()["suspect_age"] if rows and rows[-1]["id"] is None else None
         return [Claim(*row.values()) for row in rows], suspect_age
 
-    async def claim_alone(self, kinds: Sequence[str], token: UUID, lease_seconds: float) -> Claim | None:
+    async def claim_alone(
+        self, kinds: Sequence[str], token: UUID, lease_seconds: float
+    ) -> Claim | None:
         """One due job that must run alone; None: there is none."""
-        rows = await self._pool.fetch(self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds))
+        rows = await self._pool.fetch(
+            self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
+        )
         return Claim(*rows[0].values()) if rows else None
 
     async def save_checkpoint(self, claim: Claim, token: UUID, checkpoint: str) -> None:
         """Keep `checkpoint` (JSON text) for later attempts. Raises LostClaim."""
-        if not await self._pool.fetch(self._sql["save_checkpoint"], claim.id, claim.attempt, token, checkpoint):
+        if not await self._pool.fetch(
+            self._sql["save_checkpoint"], claim.id, claim.attempt, token, checkpoint
+        ):
             raise LostClaim(claim.id, claim.attempt)
 
     async def fan_out(
@@ -149,7 +168,9 @@ class Store:
 
         return await self._pool.transaction(body)
 
-    async def finish(self, ended: Iterable[tuple[Claim, Completed | Failed]], token: UUID) -> Counted:
+    async def finish(
+        self, ended: Iterable[tuple[Claim, Completed | Failed]], token: UUID
+    ) -> Counted:
         """End claims, count them on their parents, close what is complete and enqueue follow-ups.
 
         A claim that is not among `moved` is lost. Depths are written deepest first, a transaction each.
@@ -164,12 +185,25 @@ class Store:
                 [claim.id for claim, _ in items],
                 [claim.attempt for claim, _ in items],
                 token,
-                ["completed" if isinstance(outcome, Completed) else "failed" for _, outcome in items],
-                [outcome.result if isinstance(outcome, Completed) else None for _, outcome in items],
+                [
+                    "completed" if isinstance(outcome, Completed) else "failed"
+                    for _, outcome in items
+                ],
+                [
+                    outcome.result if isinstance(outcome, Completed) else None
+                    for _, outcome in items
+                ],
                 [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items],
-                [outcome.error_type if isinstance(outcome, Failed) else None for _, outcome in items],
+                [
+                    outcome.error_type if isinstance(outcome, Failed) else None
+                    for _, outcome in items
+                ],
             )
-            result = Counted(result.moved + counted.moved, result.closed + counted.closed, counted.locked_at or result.locked_at)
+            result = Counted(
+                result.moved + counted.moved,
+                result.closed + counted.closed,
+                counted.locked_at or result.locked_at,
+            )
         return result
 
     async def retry(self, retries: Iterable[tuple[Claim, Retry]], token: UUID) -> set[int]:
@@ -186,16 +220,22 @@ class Store:
         )
         return {row["id"] for row in rows}
 
-    async def release(self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID) -> set[int]:
+    async def release(
+        self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID
+    ) -> set[int]:
         """Put claims back at no cost. Returns the ids that went back."""
         items = sorted((claim.id, claim.attempt) for claim, _ in claims)
-        rows = await self._pool.fetch(self._sql["release"], [i for i, _ in items], [a for _, a in items], token)
+        rows = await self._pool.fetch(
+            self._sql["release"], [i for i, _ in items], [a for _, a in items], token
+        )
         return {row["id"] for row in rows}
 
     async def outcomes_of(self, claims: Iterable[Claim], token: UUID) -> set[int]:
         """After an unknown outcome: the ids of the claims that this worker's own finish did end."""
         items = list(claims)
-        rows = await self._pool.fetch(self._sql["outcome_of"], [c.id for c in items], [c.attempt for c in items], token)
+        rows = await self._pool.fetch(
+            self._sql["outcome_of"], [c.id for c in items], [c.attempt for c in items], token
+        )
         return {row["id"] for row in rows}
 
     # -- sweeping ---------------------------------------------------------------------------------------------------
@@ -204,9 +244,13 @@ class Store:
         """Depths at which leases have run out, deepest first."""
         return [row["depth"] for row in await self._pool.fetch(self._sql["expired_depths"])]
 
-    async def rescue(self, depth: int, limit: int, max_deaths: int, after_id: int, lease_seconds: float) -> Counted:
+    async def rescue(
+        self, depth: int, limit: int, max_deaths: int, after_id: int, lease_seconds: float
+    ) -> Counted:
         """Take at most `limit` jobs of `depth` with ids above `after_id` away from workers that let their lease run out."""
-        return await self._counting("rescue", depth, depth, limit, max_deaths, after_id, timedelta(seconds=lease_seconds))
+        return await self._counting(
+            "rescue", depth, depth, limit, max_deaths, after_id, timedelta(seconds=lease_seconds)
+        )
 
     async def doomed(self, limit: int, after_id: int = 0) -> list[int]:
         """Jobs with a verdict whose children have not all ended."""
@@ -225,7 +269,10 @@ class Store:
 
     async def incomplete_without_open(self, limit: int, after_id: int = 0) -> list[int]:
         """Waiting jobs without an open child: their counters must be wrong."""
-        return [row["id"] for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)]
+        return [
+            row["id"]
+            for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)
+        ]
 
     async def recount(self, job_id: int) -> Counted:
         """Mend the counters of an open job from its children. Nothing moved: they were right."""
@@ -233,13 +280,19 @@ class Store:
         async def body(connection: Connection) -> Counted:
             if await connection.fetchrow(self._sql["lock_job"], job_id) is None:
                 return Counted()
-            return await self._with_cascade(connection, await connection.fetch(self._sql["recount"], job_id))
+            return await self._with_cascade(
+                connection, await connection.fetch(self._sql["recount"], job_id)
+            )
 
         return await self._pool.transaction(body)
 
-    async def give_up_candidates(self, limit: int, after_seconds: float, after_id: int = 0) -> list[int]:
+    async def give_up_candidates(
+        self, limit: int, after_seconds: float, after_id: int = 0
+    ) -> list[int]:
         """Sealed batches without a sign of life for `after_seconds`, and without an excuse."""
-        rows = await self._pool.fetch(self._sql["give_up_candidates"], limit, timedelta(seconds=after_seconds), after_id)
+        rows = await self._pool.fetch(
+            self._sql["give_up_candidates"], limit, timedelta(seconds=after_seconds), after_id
+        )
         return [row["id"] for row in rows]
 
     async def give_up(self, job_id: int, after_seconds: float, reason: str) -> bool:
@@ -247,13 +300,19 @@ class Store:
 
         async def body(connection: Connection) -> bool:
             await connection.fetchrow(self._sql["lock_job"], job_id)
-            return bool(await connection.fetch(self._sql["give_up"], job_id, timedelta(seconds=after_seconds), reason))
+            return bool(
+                await connection.fetch(
+                    self._sql["give_up"], job_id, timedelta(seconds=after_seconds), reason
+                )
+            )
 
         return await self._pool.transaction(body)
 
     # -- opening again ----------------------------------------------------------------------------------------------
 
-    async def retry_failed(self, job_id: int, keys: Sequence[str] | None = None, error: str | None = None) -> int:
+    async def retry_failed(
+        self, job_id: int, keys: Sequence[str] | None = None, error: str | None = None
+    ) -> int:
         """Open the failed children of a batch again, as a new generation; the batch too, and what it had closed.
 
         Returns how many.
@@ -263,17 +322,26 @@ class Store:
         """
 
         async def body(connection: Connection) -> int:
-            ids = await connection.fetch(self._sql["retry_failed"], job_id, list(keys) if keys is not None else None, error)
+            ids = await connection.fetch(
+                self._sql["retry_failed"], job_id, list(keys) if keys is not None else None, error
+            )
             if not ids:
                 raise Refused(job_id, "no failed child to retry")
             completed, failed, cancelled, current = 0, len(ids), 0, job_id
             while True:
                 row = await connection.fetchrow(self._sql["lock_job"], current)
-                if row is None or not await connection.fetch(self._sql["reopen"], current, completed, failed, cancelled):
-                    raise Refused(current, "it was cancelled or has failed as a whole; submit it again instead")
+                if row is None or not await connection.fetch(
+                    self._sql["reopen"], current, completed, failed, cancelled
+                ):
+                    raise Refused(
+                        current,
+                        "it was cancelled or has failed as a whole; submit it again instead",
+                    )
                 if not row["closed"] or row["parent_id"] is None:
                     return len(ids)
-                completed, failed, cancelled = (int(row["status"] == status) for status in ("completed", "failed", "cancelled"))
+                completed, failed, cancelled = (
+                    int(row["status"] == status) for status in ("completed", "failed", "cancelled")
+                )
                 current = row["parent_id"]
 
         return await self._pool.transaction(body)
@@ -284,9 +352,13 @@ class Store:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    async def register_kinds(self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]) -> None:
+    async def register_kinds(
+        self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]
+    ) -> None:
         """Tell the database about kinds: (name, max retries, timeout in seconds, on_closed, payload schema)."""
-        columns = [list(column) for column in zip(*sorted(kinds, key=lambda kind: kind[0]), strict=True)]
+        columns = [
+            list(column) for column in zip(*sorted(kinds, key=lambda kind: kind[0]), strict=True)
+        ]
         if columns:
             await self._pool.fetch(self._sql["register_kinds"], *columns)
 
@@ -319,32 +391,51 @@ class Store:
         rows = await self._pool.fetch(self._sql["find_by_key"], key)
         return rows[0]["id"] if rows else None
 
-    async def jobs(self, kind: str | None, status: Status | None, before_id: int | None, limit: int) -> list[JobSummary]:
+    async def jobs(
+        self, kind: str | None, status: Status | None, before_id: int | None, limit: int
+    ) -> list[JobSummary]:
         """A page of root jobs, newest first."""
-        rows = await self._pool.fetch(self._sql["jobs"], kind, status and str(status), before_id, limit)
+        rows = await self._pool.fetch(
+            self._sql["jobs"], kind, status and str(status), before_id, limit
+        )
         return [_summary(row) for row in rows]
 
-    async def children(self, job_id: int, status: Status | None, after_key: str | None, limit: int) -> list[Child]:
+    async def children(
+        self, job_id: int, status: Status | None, after_key: str | None, limit: int
+    ) -> list[Child]:
         """A page of a batch's children, by document key."""
-        if status is Status.FAILED:   # has an index of its own
+        if status is Status.FAILED:  # has an index of its own
             rows = await self._pool.fetch(self._sql["failures"], job_id, after_key, limit)
         else:
-            rows = await self._pool.fetch(self._sql["children"], job_id, status and str(status), after_key, limit)
+            rows = await self._pool.fetch(
+                self._sql["children"], job_id, status and str(status), after_key, limit
+            )
         return [_child(row) for row in rows]
 
     async def failure_reasons(self, job_id: int, limit: int) -> list[FailureReason]:
         """Failed children grouped by reason, most frequent first."""
         rows = await self._pool.fetch(self._sql["failure_reasons"], job_id, limit)
-        return [FailureReason(row["error"] or "no reason was kept", row["error_type"], row["n"], row["example"]) for row in rows]
+        return [
+            FailureReason(
+                row["error"] or "no reason was kept", row["error_type"], row["n"], row["example"]
+            )
+            for row in rows
+        ]
 
     async def slowest(self, job_id: int, limit: int) -> list[tuple[str, Status, float]]:
         """(document key, status, seconds) of the children whose last attempt took longest."""
         rows = await self._pool.fetch(self._sql["slowest"], job_id, limit)
-        return [(row["document_key"], Status(row["status"]), row["took"].total_seconds()) for row in rows]
+        return [
+            (row["document_key"], Status(row["status"]), row["took"].total_seconds())
+            for row in rows
+        ]
 
     async def workers(self) -> list[WorkerRow]:
         """Worker processes that live, or were lost within the last day."""
-        return [WorkerRow(**{**row, "kinds": tuple(row["kinds"])}) for row in await self._pool.fetch(self._sql["workers"])]
+        return [
+            WorkerRow(**{**row, "kinds": tuple(row["kinds"])})
+            for row in await self._pool.fetch(self._sql["workers"])
+        ]
 
     async def stuck(self, limit: int) -> list[dict[str, Any]]:
         """What does not move, and why: id, parent_id, kind, why, since."""
@@ -365,14 +456,18 @@ class Store:
 
     # -- counting ---------------------------------------------------------------------------------------------------
 
-    async def _counting(self, name: str, depth: int, *arguments: object, cascade: bool = False) -> Counted:
+    async def _counting(
+        self, name: str, depth: int, *arguments: object, cascade: bool = False
+    ) -> Counted:
         """Run a statement that ends jobs. What closes at depth 0 has no parent to count on, so children of roots, which
         is nearly everything, need one autocommit statement; deeper ones a transaction with a loop."""
         if depth <= 1 and not cascade:
             return _counted(await self._pool.fetch(self._sql[name], *arguments))
 
         async def body(connection: Connection) -> Counted:
-            return await self._with_cascade(connection, await connection.fetch(self._sql[name], *arguments))
+            return await self._with_cascade(
+                connection, await connection.fetch(self._sql[name], *arguments)
+            )
 
         return await self._pool.transaction(body)
 
@@ -391,11 +486,17 @@ def _moved(row: Any) -> Moved:
 def _counted(rows: Sequence[Any]) -> Counted:
     moved = tuple(_moved(row) for row in rows if row["what"] == "moved")
     parents = [row for row in rows if row["what"] == "counted"]
-    return Counted(moved, tuple(_moved(row) for row in parents if row["ended"]), parents[0]["locked_at"] if parents else None)
+    return Counted(
+        moved,
+        tuple(_moved(row) for row in parents if row["ended"]),
+        parents[0]["locked_at"] if parents else None,
+    )
 
 
 def _closed_only(rows: Sequence[Any]) -> Counted:
-    return Counted((), tuple(_moved(row) for row in rows if row["what"] == "counted" and row["ended"]))
+    return Counted(
+        (), tuple(_moved(row) for row in rows if row["what"] == "counted" and row["ended"])
+    )
 
 
 def _job_row(row: Any) -> JobRow:
@@ -435,11 +536,16 @@ def _job_row(row: Any) -> JobRow:
 
 def _summary(row: Any) -> JobSummary:
     values = dict(row)
-    return JobSummary(key=values.pop("idempotency_key"), status=Status(values.pop("status")), **values)
+    return JobSummary(
+        key=values.pop("idempotency_key"), status=Status(values.pop("status")), **values
+    )
 
 
 def _child(row: Any) -> Child:
     values = dict(row)
     return Child(
-        status=Status(values.pop("status")), payload=decode(values.pop("payload")), result=decode(values.pop("result")), **values
+        status=Status(values.pop("status")),
+        payload=decode(values.pop("payload")),
+        result=decode(values.pop("result")),
+        **values,
     )

@@ -88,10 +88,18 @@ class Sweeper:
         for depth in await self._store.expired_depths():
             after_id = 0
             while True:
-                counted = await self._store.rescue(depth, PAGE, self._settings.max_deaths, after_id, self._settings.lease)
+                counted = await self._store.rescue(
+                    depth, PAGE, self._settings.max_deaths, after_id, self._settings.lease
+                )
                 for job in counted.moved:
                     level = logging.WARNING if job.status is Status.PENDING else logging.ERROR
-                    _log.log(level, "job %d lost its worker, it is %s now", job.id, job.status, extra={"job_id": job.id})
+                    _log.log(
+                        level,
+                        "job %d lost its worker, it is %s now",
+                        job.id,
+                        job.status,
+                        extra={"job_id": job.id},
+                    )
                 moved += len(counted.moved)
                 self._on_counted(counted)
                 if len(counted.moved) < PAGE:
@@ -129,7 +137,11 @@ class Sweeper:
         counted = await self._store.recount(job_id)
         if counted.moved:
             self.drifts += 1
-            _log.error("the counters of job %d disagreed with its children and were mended", job_id, extra={"job_id": job_id})
+            _log.error(
+                "the counters of job %d disagreed with its children and were mended",
+                job_id,
+                extra={"job_id": job_id},
+            )
             self._on_counted(counted)
 
     async def give_up(self) -> None:
@@ -159,7 +171,9 @@ class Sweeper:
         except DatabaseUnavailable:
             raise
         except Exception:
-            _log.exception("sweeping job %d failed, the others go on", job_id, extra={"job_id": job_id})
+            _log.exception(
+                "sweeping job %d failed, the others go on", job_id, extra={"job_id": job_id}
+            )
 
 
 async def _pages(read: Callable[[int, int], Awaitable[list[int]]]) -> AsyncIterator[int]:

@@ -161,7 +161,11 @@ class Counted:
     @property
     def follow_ups(self) -> frozenset[str]:
         """Kinds of the follow-up jobs that were enqueued."""
-        return frozenset(job.on_closed for job in (*self.moved, *self.closed) if job.on_closed and job.status.is_terminal)
+        return frozenset(
+            job.on_closed
+            for job in (*self.moved, *self.closed)
+            if job.on_closed and job.status.is_terminal
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ class Waker:
             payload = json.dumps(kinds)
             try:
                 # So many kinds at once: an empty list wakes everybody.
-                await self._store.wake(self._channel, payload if len(payload) <= MAX_PAYLOAD_BYTES else "[]")
+                await self._store.wake(
+                    self._channel, payload if len(payload) <= MAX_PAYLOAD_BYTES else "[]"
+                )
             except (DatabaseUnavailable, asyncpg.PostgresError) as error:
                 self.dropped += 1
                 _log.debug("a wake-up was not sent: %s", error)
@@ -100,9 +102,18 @@ class Listener:
             try:
                 await self._listen()
                 failures = 0
-            except (DatabaseUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            except (
+                DatabaseUnavailable,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+                OSError,
+                TimeoutError,
+            ) as error:
                 if failures == 0:
-                    _log.warning("listening was interrupted, workers poll meanwhile: %s", error or type(error).__name__)
+                    _log.warning(
+                        "listening was interrupted, workers poll meanwhile: %s",
+                        error or type(error).__name__,
+                    )
                 failures += 1
             await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.1 * 2.0 ** min(failures, 10)))
 
@@ -123,10 +134,14 @@ class Listener:
         finally:
             connection.terminate()
 
-    def _received(self, _connection: Connection | Any, _pid: int, _channel: str, payload: object) -> None:
+    def _received(
+        self, _connection: Connection | Any, _pid: int, _channel: str, payload: object
+    ) -> None:
         """Runs in the connection's protocol: must not await, must not raise."""
         try:
-            kinds = json.loads(payload) if isinstance(payload, str) and len(payload) <= 8000 else None
+            kinds = (
+                json.loads(payload) if isinstance(payload, str) and len(payload) <= 8000 else None
+            )
         except (ValueError, RecursionError):
             kinds = None
         if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):

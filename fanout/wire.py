@@ -27,7 +27,9 @@ MAX_INT_DIGITS: Final = 4300
 _PYDANTIC_REMEDY: Final = "Use a pydantic model, a dataclass, or what JSON can say"
 
 
-def encode(value: Any, field: str, limit: int, to_bytes: Callable[[Any], bytes] | None = None) -> str:
+def encode(
+    value: Any, field: str, limit: int, to_bytes: Callable[[Any], bytes] | None = None
+) -> str:
     """JSON text of `value`, at most `limit` bytes of UTF-8. `to_bytes` is a model's own serializer.
 
     Raises:
@@ -37,11 +39,23 @@ def encode(value: Any, field: str, limit: int, to_bytes: Callable[[Any], bytes] 
         raw = to_json(value, inf_nan_mode="constants") if to_bytes is None else to_bytes(value)
     except (PydanticSerializationError, ValueError, RecursionError, UnicodeError) as refused:
         _look_for_culprit(value, field)
-        raise UsageError(field, f"cannot be written as JSON: {_first_line(refused)}", _PYDANTIC_REMEDY) from None
+        raise UsageError(
+            field, f"cannot be written as JSON: {_first_line(refused)}", _PYDANTIC_REMEDY
+        ) from None
     if len(raw) > limit:
-        raise UsageError(field, f"has {len(raw)} bytes of JSON, the limit is {limit}", "Store the data elsewhere and pass its id")
+        raise UsageError(
+            field,
+            f"has {len(raw)} bytes of JSON, the limit is {limit}",
+            "Store the data elsewhere and pass its id",
+        )
     # The quick look. Only what is suspicious is walked in Python.
-    if b"\\u0000" in raw or b"NaN" in raw or b"Infinity" in raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH or len(raw) > MAX_INT_DIGITS:
+    if (
+        b"\\u0000" in raw
+        or b"NaN" in raw
+        or b"Infinity" in raw
+        or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
+        or len(raw) > MAX_INT_DIGITS
+    ):
         _look_for_culprit(_parsed(raw, field), field)
     return raw.decode()
 
@@ -61,7 +75,9 @@ def checked_text(text: str, field: str, limit: int) -> str:
         raise UsageError(field, f"is a {type(text).__name__}", "Give a string")
     _check_string(text, field)
     if not 0 < len(text.encode()) <= limit:
-        raise UsageError(field, f"has {len(text.encode())} bytes", f"Give 1 to {limit} bytes of text")
+        raise UsageError(
+            field, f"has {len(text.encode())} bytes", f"Give 1 to {limit} bytes of text"
+        )
     return text
 
 
@@ -70,7 +86,9 @@ def clipped(text: str, limit: int) -> str:
 
     NUL becomes U+2400 and a lone surrogate U+FFFD: an error text must never be the reason that an error is lost.
     """
-    clean = text.replace("\x00", "\u2400").encode("utf-8", "replace" if text.isascii() else "surrogatepass")
+    clean = text.replace("\x00", "\u2400").encode(
+        "utf-8", "replace" if text.isascii() else "surrogatepass"
+    )
     clean = clean.decode("utf-8", "replace").encode()
     if len(clean) <= limit:
         return clean.decode()
@@ -86,17 +104,25 @@ def _parsed(raw: bytes, field: str) -> Any:
     try:
         return from_json(raw, allow_inf_nan=True)
     except ValueError as refused:
-        raise UsageError(field, f"cannot be read back: {_first_line(refused)}", _PYDANTIC_REMEDY) from None
+        raise UsageError(
+            field, f"cannot be read back: {_first_line(refused)}", _PYDANTIC_REMEDY
+        ) from None
 
 
 def _look_for_culprit(value: Any, field: str) -> None:
     for path, leaf, depth in _walk(value, field):
         if depth > MAX_DEPTH:
-            raise UsageError(path, f"is nested deeper than {MAX_DEPTH} levels", "Flatten it, or store it elsewhere and pass its id")
+            raise UsageError(
+                path,
+                f"is nested deeper than {MAX_DEPTH} levels",
+                "Flatten it, or store it elsewhere and pass its id",
+            )
         if isinstance(leaf, str):
             _check_string(leaf, path)
         elif isinstance(leaf, float) and not math.isfinite(leaf):
-            raise UsageError(path, f"is {leaf}, which JSON cannot say", "Use null, or a finite number")
+            raise UsageError(
+                path, f"is {leaf}, which JSON cannot say", "Use null, or a finite number"
+            )
         elif isinstance(leaf, int) and leaf.bit_length() > MAX_INT_DIGITS * 3.3219:
             raise UsageError(path, f"has more than {MAX_INT_DIGITS} digits", "Pass it as a string")
 
@@ -111,7 +137,13 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Any, int]]:
             for key, inner in item.items():
                 if isinstance(key, str):
                     yield f"{where} (a key)", key, depth
-                todo.append((f"{where}.{key}" if isinstance(key, str) and key.isprintable() else where, inner, depth + 1))
+                todo.append(
+                    (
+                        f"{where}.{key}" if isinstance(key, str) and key.isprintable() else where,
+                        inner,
+                        depth + 1,
+                    )
+                )
         elif isinstance(item, list | tuple):
             todo.extend((f"{where}[{n}]", inner, depth + 1) for n, inner in enumerate(item))
 
@@ -123,5 +155,7 @@ def _check_string(text: str, path: str) -> None:
         text.encode()
     except UnicodeEncodeError as refused:
         raise UsageError(
-            path, f"holds a lone surrogate at position {refused.start}, which is not text", "Decode file names with errors='replace'"
+            path,
+            f"holds a lone surrogate at position {refused.start}, which is not text",
+            "Decode file names with errors='replace'",
         ) from None

@@ -87,12 +87,16 @@ class Worker:
         on_counted: Callable[[Counted], None] | None = None,
     ) -> None:
         if not handlers:
-            raise ConfigurationError("handlers", "this engine has no handler", "Register one with @engine.job")
+            raise ConfigurationError(
+                "handlers", "this engine has no handler", "Register one with @engine.job"
+            )
         self.token = uuid4()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.concurrency = concurrency if concurrency is not None else settings.concurrency
         if self.concurrency < 1:
-            raise ConfigurationError("concurrency", f"{self.concurrency} is too few", "Give 1 or more")
+            raise ConfigurationError(
+                "concurrency", f"{self.concurrency} is too few", "Give 1 or more"
+            )
         self.failed = asyncio.Event()
         self.executed = 0
         """Handlers that were run."""
@@ -109,11 +113,15 @@ class Worker:
         self._alone = False
         self._stopping = False
         self._more = False  # the last claim came back full: there is likely more
-        self._typical = float("inf")  # seconds that handlers take; a slow one counts at once, quick ones slowly
+        self._typical = float(
+            "inf"
+        )  # seconds that handlers take; a slow one counts at once, quick ones slowly
         self._floors: dict[tuple[str, int], datetime] = {}
         self._full_look_at = 0.0
         self._turn = 0
-        self._suspect_since: float | None = None  # time.monotonic() since when a job waits to run alone
+        self._suspect_since: float | None = (
+            None  # time.monotonic() since when a job waits to run alone
+        )
         self._drain_seconds = DRAIN_SECONDS
         self._idle = asyncio.Event()
         self._idle.set()
@@ -122,9 +130,15 @@ class Worker:
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="fanout handler")
         self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
         self.finisher = Finisher(
-            store, self.token, settings.flush_limit, on_written=self._on_written, on_counted=self._on_counted
+            store,
+            self.token,
+            settings.flush_limit,
+            on_written=self._on_written,
+            on_counted=self._on_counted,
         )
-        self.sweeper = Sweeper(store, settings, on_counted=self._on_counted, on_rescued=self._claims.nudge)
+        self.sweeper = Sweeper(
+            store, settings, on_counted=self._on_counted, on_rescued=self._claims.nudge
+        )
         self.listener = Listener(dsn, settings, self._on_wake)
         self._loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
@@ -161,7 +175,10 @@ class Worker:
             return
         self._state = "running"
         await self._store.register_kinds(
-            [(h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema()) for h in self._handlers.values()]
+            [
+                (h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema())
+                for h in self._handlers.values()
+            ]
         )
         self.sweeper.lost_contact()
         self.finisher.start()
@@ -209,7 +226,10 @@ class Worker:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -225,7 +245,9 @@ class Worker:
 
     async def _interrupt(self) -> None:
         """Cancel what runs, and release it; also what does not stop when it is told to."""
-        running = [held for held in self._held.values() if held.task is not None and not held.task.done()]
+        running = [
+            held for held in self._held.values() if held.task is not None and not held.task.done()
+        ]
         for held in running:
             held.stop = held.stop or Stop.SHUTDOWN
             if held.task is not None:
@@ -236,7 +258,11 @@ class Worker:
         _, stubborn = await asyncio.wait(tasks, timeout=min(1.0, self._settings.timeout_grace))
         for held in running:
             if held.task in stubborn:
-                _log.error("job %d does not stop, its claim is released while it runs", held.claim.id, extra=self._extra(held.claim))
+                _log.error(
+                    "job %d does not stop, its claim is released while it runs",
+                    held.claim.id,
+                    extra=self._extra(held.claim),
+                )
                 self.finisher.add(held.claim, Interrupted())
                 held.stop = Stop.LOST
                 self.failed.set()
@@ -264,17 +290,26 @@ class Worker:
         """How many jobs to claim now: free slots, and ahead only what runs within `prefetch_seconds`."""
         ahead = 0
         if self._typical > 0 and self._typical != float("inf"):
-            ahead = min(self._settings.prefetch, int(self.concurrency / self._typical * self._settings.prefetch_seconds))
+            ahead = min(
+                self._settings.prefetch,
+                int(self.concurrency / self._typical * self._settings.prefetch_seconds),
+            )
         room = self.concurrency + ahead - self._running - len(self._buffer)
         # Outcomes that the database does not take: do not pile up more.
         room -= max(0, len(self.finisher) - 2 * self._settings.flush_limit)
         # A batch of claims costs one round trip: wait until a worthwhile part of it is free.
-        return min(room, self._settings.flush_limit) if room >= min(ahead // 2, self._settings.flush_limit) else 0
+        return (
+            min(room, self._settings.flush_limit)
+            if room >= min(ahead // 2, self._settings.flush_limit)
+            else 0
+        )
 
     async def _claim(self, limit: int) -> list[Claim]:
         now = time.monotonic()
         full_look = not self._floors or now - self._full_look_at >= FULL_LOOK_SECONDS
-        claims, suspect_age = await self._store.claim(self._wanted(full_look=full_look), limit, self.token, self._settings.lease)
+        claims, suspect_age = await self._store.claim(
+            self._wanted(full_look=full_look), limit, self.token, self._settings.lease
+        )
         if not full_look and len(claims) < limit:
             full_look = True  # what is under the floors is used up: there may be more below them
             rest, suspect_age = await self._store.claim(
@@ -303,7 +338,11 @@ class Worker:
         first = self._turn % len(kinds)
         kinds = kinds[first:] + kinds[:first]
         floors: Mapping[tuple[str, int], datetime] = {} if full_look else self._floors
-        return [(kind, priority, floors.get((kind, priority), _ALWAYS)) for priority in PRIORITIES for kind in kinds]
+        return [
+            (kind, priority, floors.get((kind, priority), _ALWAYS))
+            for priority in PRIORITIES
+            for kind in kinds
+        ]
 
     def _raise_floors(self, claims: Sequence[Claim]) -> None:
         """Where the next walk may begin: at the last row of each kind and priority that this one took."""
@@ -376,13 +415,17 @@ class Worker:
         except asyncio.CancelledError:  # before the handler's first step
             outcome = None if held.stop is Stop.LOST else Interrupted()
         except BaseException:
-            _log.exception("running job %d failed outside its handler", claim.id, extra=self._extra(claim))
+            _log.exception(
+                "running job %d failed outside its handler", claim.id, extra=self._extra(claim)
+            )
             outcome = Interrupted()
         held.let_go_at = None
         self._running -= 1
         self.executed += 1
         took = time.monotonic() - started
-        self._typical = took if self._typical == float("inf") else max(took, self._typical * 0.98 + took * 0.02)
+        self._typical = (
+            took if self._typical == float("inf") else max(took, self._typical * 0.98 + took * 0.02)
+        )
         if outcome is not None and held.stop is not Stop.LOST:
             self.finisher.add(claim, outcome)
         elif self._held.get(claim.id) is held:
@@ -416,10 +459,19 @@ class Worker:
     def _tell_vitals(self) -> None:
         vitals = self._vitals
         vitals.running = self._running
-        vitals.free = 0 if self._stopping or self._alone else max(0, self.concurrency - self._running - len(self._buffer))
+        vitals.free = (
+            0
+            if self._stopping or self._alone
+            else max(0, self.concurrency - self._running - len(self._buffer))
+        )
 
     def _extra(self, claim: Claim) -> dict[str, object]:
-        return {"job_id": claim.id, "attempt": claim.attempt, "kind": claim.kind, "worker": self.name}
+        return {
+            "job_id": claim.id,
+            "attempt": claim.attempt,
+            "kind": claim.kind,
+            "worker": self.name,
+        }
 
     # -- what others tell -----------------------------------------------------------------------------------------------
 
@@ -461,7 +513,11 @@ class Worker:
             if held.task is not None and held.task.done():
                 continue  # its outcome is with the finisher, whose fence says the same
             held.stop = Stop.LOST
-            _log.info("the claim on job %d was given away or cancelled", claim.id, extra=self._extra(claim))
+            _log.info(
+                "the claim on job %d was given away or cancelled",
+                claim.id,
+                extra=self._extra(claim),
+            )
             if held.task is not None:
                 held.task.cancel()
             elif held in self._buffer:
@@ -472,12 +528,20 @@ class Worker:
         """Runs in the heartbeat's thread: the loop may be what is stuck."""
         asked_at = time.monotonic()
         self._loop.call_soon_threadsafe(self._let_go, ids)
-        if self._exit_when_stuck and asked_at - self._answered_at > self._settings.timeout_grace and self._overdue_since(asked_at):
+        if (
+            self._exit_when_stuck
+            and asked_at - self._answered_at > self._settings.timeout_grace
+            and self._overdue_since(asked_at)
+        ):
             _log.critical("jobs %s block this process, it exits to be started again", ids)
             os._exit(os.EX_SOFTWARE)
 
     def _overdue_since(self, now: float) -> bool:
-        overdue = [held.let_go_at for held in dict(self._held).values() if held.let_go_at is not None and held.let_go_at < now]
+        overdue = [
+            held.let_go_at
+            for held in dict(self._held).values()
+            if held.let_go_at is not None and held.let_go_at < now
+        ]
         return bool(overdue) and now - min(overdue) > self._settings.heartbeat
 
     def _let_go(self, ids: list[int]) -> None:
@@ -489,4 +553,3 @@ class Worker:
         self._stopping = True
         self._vitals.state = "stopping"
         self._give_back_buffer()
-

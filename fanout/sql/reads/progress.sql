@@ -3,7 +3,7 @@
 WITH j AS (SELECT * FROM fanout.job WHERE id = $1),
 sample AS MATERIALIZED (
     SELECT o.kind, o.run_at, o.priority, o.id, o.deaths
-      FROM j JOIN fanout.job o ON o.parent_id = j.id AND o.status = 'pending' LIMIT 1000),
+      FROM j JOIN fanout.job o ON o.parent_id = j.id AND o.status IN ('pending', 'waiting') AND o.status = 'pending' LIMIT 1000),
 own AS (   -- a job without children waits for the same things
     SELECT kind, run_at, priority, id, deaths FROM sample
      UNION ALL

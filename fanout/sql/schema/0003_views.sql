@@ -46,5 +46,5 @@ UNION ALL
 SELECT j.id, j.parent_id, j.kind, 'no child is open, yet it has not closed', j.updated_at
   FROM fanout.job j
  WHERE j.status = 'waiting'
-   AND NOT EXISTS (SELECT 1 FROM fanout.job c
-                    WHERE c.parent_id = j.id AND c.status IN ('pending', 'processing', 'waiting'));
+   AND NOT EXISTS (SELECT 1 FROM fanout.job c WHERE c.parent_id = j.id AND c.status = 'processing')
+   AND NOT EXISTS (SELECT 1 FROM fanout.job c WHERE c.parent_id = j.id AND c.status IN ('pending', 'waiting'));

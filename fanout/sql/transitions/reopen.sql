@@ -3,7 +3,7 @@
 -- updated_at moves too, or the sweeper would give the job up at once.   No row: it ended otherwise, ROLLBACK.
 UPDATE fanout.job p
    SET completed = p.completed - $2::int, failed = p.failed - $3::int, cancelled = p.cancelled - $4::int, updated_at = clock_timestamp(),
-       finished_at = NULL, mark_at = NULL, last_mark_at = NULL, mark_ended = 0, last_mark_ended = 0,
+       finished_at = NULL, mark_at = NULL, last_mark_at = NULL, mark_ended = NULL, last_mark_ended = NULL,
        generation = p.generation + (p.status = 'completed')::int,
        status = CASE WHEN p.status = 'completed' THEN 'waiting' ELSE p.status END
  WHERE p.id = $1 AND (p.status = 'completed' OR (p.finished_at IS NULL AND p.verdict IS NULL))
