@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
 from .embedded import acquire
 from .errors import ConfigurationError, DatabaseUnavailable, UsageError
@@ -41,6 +41,15 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 _log = logging.getLogger("fanout.engine")
+
+
+class _Register(Protocol):
+    """What `@engine.job(…)` returns."""
+
+    @overload
+    def __call__(self, function: Callable[[Job[P]], Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[[Job[P]], R], /) -> Handler[P, R]: ...
 
 
 class Request:
@@ -138,12 +147,11 @@ class Engine:
         on_closed: str | Handler[Any, Any] | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         transient: tuple[type[BaseException], ...] = (),
-    ) -> Callable[[Callable[[Job[P]], Awaitable[R] | R]], Handler[P, R]]: ...
+    ) -> _Register: ...
 
     def job(
         self,
-        function: Callable[[Job[P]], Any] | None = None,
-        /,
+        function: Callable[[Job[Any]], Any] | None = None,
         *,
         name: str | None = None,
         timeout: float | None = None,
@@ -165,7 +173,7 @@ class Engine:
             ConfigurationError: the name cannot be a kind or is taken, or the function is not a handler.
         """
 
-        def register(function: Callable[[Job[P]], Any]) -> Handler[P, Any]:
+        def register(function: Callable[[Job[Any]], Any]) -> Handler[Any, Any]:
             handler = make_handler(
                 function,
                 self.settings,

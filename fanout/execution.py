@@ -37,33 +37,27 @@ async def execute(
 ) -> Outcome | None:
     """Run a claim's handler. None: the claim was lost meanwhile, there is nothing to write.
 
-    The timeout counts from here, so never time in a queue or buffer. A cancellation from outside (lost, shutdown)
-    ends as what `held.stop` says; any other exception, SystemExit too, is the handler's, and is judged.
+    A cancellation from outside ends as what `held.timed_out` or `held.stop` says; any other exception, SystemExit too,
+    is the handler's, and is judged.
     """
     settings = runtime.settings
-    clock = asyncio.timeout(handler.timeout)
     try:
-        async with clock:
-            claim = held.claim
-            adapter = handler.payload_type
-            payload = (
-                from_json(claim.payload)
-                if adapter is None
-                else adapter.validate_json(claim.payload)
-            )
-            job = Job(claim, payload, runtime)
-            value = (
-                await handler.function(job)
-                if handler.is_async
-                else await _in_thread(handler, job, threads)
-            )
-        if clock.expired():
-            raise TimeoutError
-        return (
-            _stopped(held)
-            if held.stop is Stop.LOST
-            else Completed(handler.encode_result(value, settings.max_result_bytes))
+        claim = held.claim
+        adapter = handler.payload_type
+        payload = (
+            from_json(claim.payload) if adapter is None else adapter.validate_json(claim.payload)
         )
+        job = Job(claim, payload, runtime)
+        value = (
+            await handler.function(job)
+            if handler.is_async
+            else await _in_thread(handler, job, threads)
+        )
+        if held.timed_out:  # it caught its cancellation, and came back late
+            raise TimeoutError
+        if held.stop is Stop.LOST:
+            return None
+        return Completed(handler.encode_result(value, settings.max_result_bytes))
     except asyncio.CancelledError:
         if held.stop is not None:
             return _stopped(held)
@@ -76,7 +70,7 @@ async def execute(
         if held.stop is Stop.LOST:
             return None
         error = raised
-    if isinstance(error, TimeoutError) and clock.expired():
+    if held.timed_out:
         error = TimeoutError(f"timed out after {handler.timeout:g} s")
     return _judged(error, held, handler, runtime, random)
 

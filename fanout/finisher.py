@@ -179,7 +179,7 @@ class Finisher:
     async def _account(
         self, ended: list[tuple[Claim, Completed | Failed]], counted: Counted, *, in_doubt: bool
     ) -> None:
-        moved = {job.id for job in counted.moved}
+        moved = counted.moved_ids
         self.written += len(moved)
         self._on_counted(counted)
         missing = [claim for claim, _ in ended if claim.id not in moved]

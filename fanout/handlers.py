@@ -117,9 +117,7 @@ def make_handler(
             f"{timeout!r} s is not a time to run",
             "Give seconds above 0; every handler has a timeout",
         )
-    if max_retries is not None and (
-        isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0
-    ):
+    if max_retries is not None and (isinstance(max_retries, bool) or max_retries < 0):
         raise ConfigurationError("max_retries", f"{max_retries!r} is not a count", "Give 0 or more")
     payload, result = _types(function, kind)
     # Who names a follow-up fans out: it dispatches for minutes, and a crash of it costs more.

@@ -14,16 +14,16 @@ import socket
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import asyncpg
 
 from .errors import DatabaseUnavailable
-from .pool import connect, translated
+from .pool import connect, described
 from .statements import load_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from .held import Held
@@ -36,17 +36,28 @@ __all__ = ["Heartbeat", "Vitals"]
 _log = logging.getLogger("fanout.heartbeat")
 
 
-class Vitals:
-    """What a worker says of itself with each beat; written by its loop, read by the heartbeat's thread."""
+class Vitals(Protocol):
+    """What a worker says of itself with each beat; read from the heartbeat's thread."""
 
-    __slots__ = ("concurrency", "free", "kinds", "running", "state")
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds it serves."""
 
-    def __init__(self, kinds: Sequence[str], concurrency: int) -> None:
-        self.kinds = list(kinds)
-        self.concurrency = concurrency
-        self.running = 0
-        self.free = concurrency
-        self.state = "running"
+    @property
+    def concurrency(self) -> int:
+        """Handlers that it runs at once."""
+
+    @property
+    def running(self) -> int:
+        """Handlers that run now."""
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Would it start a job now, if there were one?"""
+
+    @property
+    def state(self) -> str:
+        """ "running" or "stopping"."""
 
 
 class Heartbeat:
@@ -136,9 +147,7 @@ class Heartbeat:
                 pause = self._settings.heartbeat * random.uniform(0.8, 1.0)
             except Exception as error:  # noqa: BLE001 - the last thing in this process that may die
                 if failures == 0:
-                    _log.warning(
-                        "a heartbeat failed: %s", translated(error) or type(error).__name__
-                    )
+                    _log.warning("a heartbeat failed: %s", described(error))
                 failures += 1
                 self._on_silence()
                 if connection is not None:
@@ -187,7 +196,11 @@ class Heartbeat:
     async def _beat_worker(self, connection: Connection) -> None:
         vitals = self._vitals
         if self.beats and await connection.fetch(
-            self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state
+            self._sql["beat_worker"],
+            self._token,
+            vitals.running,
+            vitals.has_free_slot,
+            vitals.state,
         ):
             return
         await connection.execute(
@@ -202,7 +215,11 @@ class Heartbeat:
             timedelta(seconds=self._settings.lease),
         )
         await connection.execute(
-            self._sql["beat_worker"], self._token, vitals.running, vitals.free > 0, vitals.state
+            self._sql["beat_worker"],
+            self._token,
+            vitals.running,
+            vitals.has_free_slot,
+            vitals.state,
         )
 
     def _let_go(self) -> None:

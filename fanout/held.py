@@ -33,8 +33,10 @@ class Held:
     """time.monotonic()."""
     task: asyncio.Task[None] | None = None
     """None while it waits in the local buffer."""
-    started_at: float | None = None
-    """time.monotonic() when the handler was called; its timeout counts from here."""
+    deadline: float | None = None
+    """time.monotonic() when the running handler's timeout has passed; counted from its call, not from the claim."""
+    timed_out: bool = False
+    """It was told to stop because its deadline had passed."""
     let_go_at: float | None = None
     """time.monotonic() after which its lease is not renewed: the timeout, and the grace to stop, have passed."""
     stop: Stop | None = None

@@ -209,7 +209,7 @@ async def _chunks(
         yield chunk
 
 
-def _document(item: Document | tuple[str, Any]) -> Document:
+def _document(item: object) -> Document:
     if isinstance(item, Document):
         return item
     if isinstance(item, tuple) and len(item) == 2:

@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING
 
 from .errors import DatabaseUnavailable
+from .pool import described
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -95,6 +96,4 @@ class Loop:
             return
         self._logged_at = now
         known = isinstance(error, DatabaseUnavailable)
-        self._log.warning(
-            "%s: %s", self._name, error or type(error).__name__, exc_info=None if known else error
-        )
+        self._log.warning("%s: %s", self._name, described(error), exc_info=None if known else error)

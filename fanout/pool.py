@@ -43,7 +43,7 @@ INFRASTRUCTURE: Final = ("08", "53", "57", "58", "25006", "25P03", "XX")
 DATA: Final = ("22", "23", "54")
 
 
-class Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg-stubs types it as generic over the record
+class Connection(asyncpg.Connection):
     """A connection whose release costs no round trip: the engine never leaves session state behind."""
 
     def get_reset_query(self) -> str:
@@ -74,10 +74,14 @@ def _runs_again(error: BaseException) -> bool:
 def translated(error: BaseException) -> BaseException:
     """The error to raise for `error`: DatabaseUnavailable for infrastructure, else itself."""
     if is_unavailable(error) and not isinstance(error, DatabaseUnavailable):
-        return DatabaseUnavailable(
-            f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        )
+        return DatabaseUnavailable(described(error))
     return error
+
+
+def described(error: BaseException) -> str:
+    """An error in one line; many of the network's have no text of their own."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _options(settings: Settings, name: str) -> dict[str, Any]:
@@ -150,7 +154,7 @@ class Pool:
         if self._pool is None:
             raise DatabaseUnavailable("the engine is not started")
         try:
-            connection = await self._pool.acquire(timeout=self._settings.database_timeout)
+            connection: Any = await self._pool.acquire(timeout=self._settings.database_timeout)
         except Exception as error:
             raise translated(error) from error
         try:

@@ -21,9 +21,9 @@ from .values import (
     Counted,
     Failed,
     FailureReason,
+    Group,
     JobRow,
     JobSummary,
-    Moved,
     Submitted,
     WorkerRow,
 )
@@ -110,7 +110,7 @@ class Store:
             timedelta(seconds=lease_seconds),
         )
         suspect_age = rows.pop()["suspect_age"] if rows and rows[-1]["id"] is None else None
-        return [Claim(*row.values()) for row in rows], suspect_age
+        return [Claim._make(row[:-1]) for row in rows], suspect_age
 
     async def claim_alone(
         self, kinds: Sequence[str], token: UUID, lease_seconds: float
@@ -119,7 +119,7 @@ class Store:
         rows = await self._pool.fetch(
             self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
         )
-        return Claim(*rows[0].values()) if rows else None
+        return Claim._make(rows[0]) if rows else None
 
     async def save_checkpoint(self, claim: Claim, token: UUID, checkpoint: str) -> None:
         """Keep `checkpoint` (JSON text) for later attempts. Raises LostClaim."""
@@ -156,7 +156,7 @@ class Store:
                 timedelta(seconds=lease_seconds),
                 [key for key, _, _ in ordered],
                 [payload for _, payload, _ in ordered],
-                [error for _, _, error in ordered],
+                [error for _, _, error in ordered] if any(error for _, _, error in ordered) else [],
                 kind,
                 max_retries,
                 priority,
@@ -179,6 +179,7 @@ class Store:
         by_depth = sorted(ended, key=lambda item: (-item[0].depth, item[0].id))
         for depth, group in groupby(by_depth, key=lambda item: item[0].depth):
             items = list(group)
+            some_failed = any(isinstance(outcome, Failed) for _, outcome in items)
             counted = await self._counting(
                 "finish",
                 depth,
@@ -186,21 +187,22 @@ class Store:
                 [claim.attempt for claim, _ in items],
                 token,
                 [
-                    "completed" if isinstance(outcome, Completed) else "failed"
-                    for _, outcome in items
-                ],
-                [
                     outcome.result if isinstance(outcome, Completed) else None
                     for _, outcome in items
                 ],
-                [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items],
+                # asyncpg looks at every element of an array three times: an empty one says all NULL.
+                [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items]
+                if some_failed
+                else [],
                 [
                     outcome.error_type if isinstance(outcome, Failed) else None
                     for _, outcome in items
-                ],
+                ]
+                if some_failed
+                else [],
             )
             result = Counted(
-                result.moved + counted.moved,
+                result.groups + counted.groups,
                 result.closed + counted.closed,
                 counted.locked_at or result.locked_at,
             )
@@ -475,28 +477,28 @@ class Store:
         result = step = _counted(rows)
         while up := sorted(job.id for job in step.closed if job.parent_id is not None):
             step = _closed_only(await connection.fetch(self._sql["count_up"], up))
-            result = Counted(result.moved, result.closed + step.closed, result.locked_at)
+            result = Counted(result.groups, result.closed + step.closed, result.locked_at)
         return result
 
 
-def _moved(row: Any) -> Moved:
-    return Moved(row["id"], row["parent_id"], row["depth"], Status(row["status"]), row["on_closed"])
+def _group(row: Any) -> Group:
+    return Group(
+        tuple(row["ids"]), row["parent_id"], row["depth"], Status(row["status"]), row["on_closed"]
+    )
 
 
 def _counted(rows: Sequence[Any]) -> Counted:
-    moved = tuple(_moved(row) for row in rows if row["what"] == "moved")
+    groups = tuple(_group(row) for row in rows if row["what"] == "moved")
     parents = [row for row in rows if row["what"] == "counted"]
     return Counted(
-        moved,
-        tuple(_moved(row) for row in parents if row["ended"]),
+        groups,
+        tuple(job for row in parents if row["ended"] for job in _group(row).each()),
         parents[0]["locked_at"] if parents else None,
     )
 
 
 def _closed_only(rows: Sequence[Any]) -> Counted:
-    return Counted(
-        (), tuple(_moved(row) for row in rows if row["what"] == "counted" and row["ended"])
-    )
+    return Counted((), _counted(rows).closed)
 
 
 def _job_row(row: Any) -> JobRow:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .states import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime, timedelta
     from uuid import UUID
 
@@ -20,6 +21,7 @@ __all__ = [
     "Document",
     "Failed",
     "FailureReason",
+    "Group",
     "Interrupted",
     "JobRow",
     "JobSummary",
@@ -78,8 +80,7 @@ class Dispatched:
     known: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One claim of one job: the fence of everything that is written on its behalf."""
 
     id: int
@@ -102,8 +103,6 @@ class Claim:
     """JSON text."""
     checkpoint: str | None
     """JSON text, or None."""
-    suspect_age: float | None = None
-    """Not for use: the last column of the claim, always None in a claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +149,45 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """What a counting statement did: the jobs it moved, the batches that closed by it, and those that are doomed."""
+class Group:
+    """Jobs that one statement moved alike."""
 
-    moved: tuple[Moved, ...] = ()
+    ids: tuple[int, ...]
+    parent_id: int | None
+    depth: int
+    status: Status
+    on_closed: str | None
+
+    def each(self) -> Iterator[Moved]:
+        """The jobs, one by one."""
+        for job_id in self.ids:
+            yield Moved(job_id, self.parent_id, self.depth, self.status, self.on_closed)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a counting statement did: the jobs it moved, and the batches that closed by it."""
+
+    groups: tuple[Group, ...] = ()
     closed: tuple[Moved, ...] = ()
     locked_at: datetime | None = None
     """When the parents' rows were locked, by the database's clock; None: there were none."""
 
     @property
+    def moved(self) -> tuple[Moved, ...]:
+        """The jobs that were moved, one by one."""
+        return tuple(job for group in self.groups for job in group.each())
+
+    @property
+    def moved_ids(self) -> set[int]:
+        """Their ids."""
+        return {job_id for group in self.groups for job_id in group.ids}
+
+    @property
     def follow_ups(self) -> frozenset[str]:
         """Kinds of the follow-up jobs that were enqueued."""
-        return frozenset(
-            job.on_closed
-            for job in (*self.moved, *self.closed)
-            if job.on_closed and job.status.is_terminal
-        )
+        ended: list[Group | Moved] = [*self.groups, *self.closed]
+        return frozenset(one.on_closed for one in ended if one.on_closed and one.status.is_terminal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from .errors import DatabaseUnavailable
-from .pool import connect
+from .pool import connect, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ class Listener:
                 if failures == 0:
                     _log.warning(
                         "listening was interrupted, workers poll meanwhile: %s",
-                        error or type(error).__name__,
+                        described(error),
                     )
                 failures += 1
             await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.1 * 2.0 ** min(failures, 10)))

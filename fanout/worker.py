@@ -24,7 +24,7 @@ from uuid import uuid4
 from .errors import ConfigurationError, DatabaseUnavailable
 from .execution import execute
 from .finisher import Finisher
-from .heartbeat import Heartbeat, Vitals
+from .heartbeat import Heartbeat
 from .held import Held, Stop
 from .loop import Loop
 from .runtime import Runtime
@@ -126,8 +126,13 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._dsn = dsn
-        self._vitals = Vitals(sorted(self._handlers), self.concurrency)
+        self.kinds = sorted(self._handlers)
+        """The kinds it serves."""
+        self._low_water = 0  # claim again when no more than this waits in the buffer
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="fanout handler")
+        # One look at all deadlines instead of a timer a job: a timer costs as much as running a small handler.
+        tick = min(0.25, min(handler.timeout for handler in self._handlers.values()) / 10)
+        self._timeouts = Loop("timeouts", self._stop_overdue, max(0.01, tick), jitter=0)
         self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
         self.finisher = Finisher(
             store,
@@ -147,7 +152,7 @@ class Worker:
             self.token,
             self.name,
             _version(),
-            self._vitals,
+            self,
             self._held,
             on_lost=self._on_lost_in_thread,
             on_silence=self.sweeper.lost_contact,
@@ -185,6 +190,7 @@ class Worker:
         self.heartbeat.start()
         self.sweeper.start()
         self.listener.start()
+        self._timeouts.start()
         self._claims.start()
 
     async def stop(self, grace: float | None = None) -> None:
@@ -198,8 +204,6 @@ class Worker:
         self._state = "stopped"
         grace = self._settings.stop_grace if grace is None else grace
         self._stopping = True
-        self._vitals.state = "stopping"
-        self._tell_vitals()
         await self._claims.stop()
         self._give_back_buffer()
         try:
@@ -207,6 +211,7 @@ class Worker:
                 await self._idle.wait()
         except TimeoutError:
             await self._interrupt()
+        await self._timeouts.stop()
         await self.finisher.drain(self._settings.database_timeout)
         await self.finisher.stop()
         await self.sweeper.stop()
@@ -237,6 +242,20 @@ class Worker:
     def running(self) -> int:
         """Handlers that run now."""
         return self._running
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Would it start a job now, if there were one?"""
+        return (
+            not self._stopping
+            and not self._alone
+            and self._running + len(self._buffer) < self.concurrency
+        )
+
+    @property
+    def state(self) -> str:
+        """ "running" or "stopping"."""
+        return "stopping" if self._stopping else "running"
 
     @property
     def is_idle(self) -> bool:
@@ -289,20 +308,17 @@ class Worker:
     def _room(self) -> int:
         """How many jobs to claim now: free slots, and ahead only what runs within `prefetch_seconds`."""
         ahead = 0
-        if self._typical > 0 and self._typical != float("inf"):
-            ahead = min(
-                self._settings.prefetch,
-                int(self.concurrency / self._typical * self._settings.prefetch_seconds),
-            )
-        room = self.concurrency + ahead - self._running - len(self._buffer)
+        if self._typical != float("inf"):
+            in_time = self.concurrency * self._settings.prefetch_seconds / max(self._typical, 1e-6)
+            ahead = min(self._settings.prefetch, int(in_time))
+        # A claim costs a round trip however many it brings: go when half of what is held ahead has run.
+        self._low_water = ahead // 2
+        if len(self._buffer) > self._low_water:
+            return 0
         # Outcomes that the database does not take: do not pile up more.
-        room -= max(0, len(self.finisher) - 2 * self._settings.flush_limit)
-        # A batch of claims costs one round trip: wait until a worthwhile part of it is free.
-        return (
-            min(room, self._settings.flush_limit)
-            if room >= min(ahead // 2, self._settings.flush_limit)
-            else 0
-        )
+        backlog = max(0, len(self.finisher) - 2 * self._settings.flush_limit)
+        room = self.concurrency + ahead - self._running - len(self._buffer) - backlog
+        return min(room, self._settings.flush_limit)
 
     async def _claim(self, limit: int) -> list[Claim]:
         now = time.monotonic()
@@ -334,7 +350,7 @@ class Worker:
     def _wanted(self, *, full_look: bool) -> list[tuple[str, int, datetime]]:
         """What to claim, in order: by priority, and within one priority each kind in its turn."""
         self._turn += 1
-        kinds = self._vitals.kinds
+        kinds = self.kinds
         first = self._turn % len(kinds)
         kinds = kinds[first:] + kinds[:first]
         floors: Mapping[tuple[str, int], datetime] = {} if full_look else self._floors
@@ -364,7 +380,6 @@ class Worker:
     def _start_buffered(self) -> None:
         while self._buffer and self._running < self.concurrency and not self._alone:
             self._begin(self._buffer.popleft())
-        self._tell_vitals()
 
     # -- jobs that run alone --------------------------------------------------------------------------------------------
 
@@ -372,7 +387,7 @@ class Worker:
         """If nothing else runs here, claim a job that must run alone, and begin it. True: it runs."""
         if self._held:
             return False
-        claim = await self._store.claim_alone(self._vitals.kinds, self.token, self._settings.lease)
+        claim = await self._store.claim_alone(self.kinds, self.token, self._settings.lease)
         if claim is None:
             self._suspect_since = None
             return False
@@ -408,8 +423,9 @@ class Worker:
     async def _run(self, held: Held) -> None:
         claim = held.claim
         handler = self._handlers[claim.kind]
-        held.started_at = started = time.monotonic()
-        held.let_go_at = started + handler.timeout + self._settings.timeout_grace
+        started = time.monotonic()
+        held.deadline = started + handler.timeout
+        held.let_go_at = held.deadline + self._settings.timeout_grace
         try:
             outcome = await execute(held, handler, self._runtime, self._threads, self._random)
         except asyncio.CancelledError:  # before the handler's first step
@@ -419,7 +435,7 @@ class Worker:
                 "running job %d failed outside its handler", claim.id, extra=self._extra(claim)
             )
             outcome = Interrupted()
-        held.let_go_at = None
+        held.deadline = held.let_go_at = None
         self._running -= 1
         self.executed += 1
         took = time.monotonic() - started
@@ -434,13 +450,26 @@ class Worker:
             self._alone = False
         self._go_on()
 
+    async def _stop_overdue(self) -> None:
+        """Tell every handler whose time is up to stop."""
+        now = time.monotonic()
+        for held in self._held.values():
+            if (
+                held.deadline is not None
+                and held.deadline < now
+                and not held.timed_out
+                and held.task is not None
+            ):
+                held.timed_out = True
+                held.task.cancel()
+
     def _go_on(self) -> None:
         """A slot is free."""
-        if self._stopping:
-            self._tell_vitals()
-        else:
+        if not self._stopping:
             self._start_buffered()
-            if (self._more or self._suspect_since is not None) and self._room() > 0:
+            if len(self._buffer) <= self._low_water and (
+                self._more or self._suspect_since is not None
+            ):
                 self._claims.nudge()
         if not self._running and not self._buffer:
             self._idle.set()
@@ -455,15 +484,6 @@ class Worker:
             self.finisher.add(self._buffer.popleft().claim, Interrupted())
         if not self._running:
             self._idle.set()
-
-    def _tell_vitals(self) -> None:
-        vitals = self._vitals
-        vitals.running = self._running
-        vitals.free = (
-            0
-            if self._stopping or self._alone
-            else max(0, self.concurrency - self._running - len(self._buffer))
-        )
 
     def _extra(self, claim: Claim) -> dict[str, object]:
         return {
@@ -551,5 +571,4 @@ class Worker:
             _log.critical("jobs %s did not stop after their timeout; their leases are let go", ids)
             self.failed.set()
         self._stopping = True
-        self._vitals.state = "stopping"
         self._give_back_buffer()

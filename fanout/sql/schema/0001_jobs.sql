@@ -61,6 +61,7 @@ CREATE TABLE fanout.job (
                                            AND (document_key IS NULL) = (parent_id IS NULL)),
     -- The whole rule is a regular expression, which would run on every version of every row: it stands at the ways in.
     CONSTRAINT job_kind_name CHECK (kind <> '' AND strpos(kind, ':') = 0 AND strpos(kind, '.') = 0),
+    CONSTRAINT job_on_closed_name CHECK (on_closed <> '' AND strpos(on_closed, ':') = 0 AND strpos(on_closed, '.') = 0),
     CONSTRAINT job_priority CHECK (priority BETWEEN 0 AND 9),
     CONSTRAINT job_payload_is_light CHECK (octet_length(payload::text) <= 1024),
     CONSTRAINT job_key_lengths CHECK (octet_length(document_key) <= 512 AND octet_length(idempotency_key) <= 512)

@@ -1,12 +1,15 @@
 -- pending | processing | waiting -> cancelled, some open children of a doomed job; counted, and the last one closes it.
 -- A child with open children of its own becomes doomed itself.
--- $1 the doomed job, $2 limit.   No row: none is open, or those that are open are locked right now.
-WITH running AS MATERIALIZED (
+-- $1 the doomed job, $2 limit.   No row: it is not doomed, none is open, or those
+-- that are open are locked right now.
+WITH doomed AS MATERIALIZED (   -- a verdict is never taken back, so this needs no lock
+    SELECT id FROM fanout.job WHERE id = $1 AND status = 'waiting' AND verdict IS NOT NULL),
+running AS MATERIALIZED (
     SELECT id FROM fanout.job
-     WHERE parent_id = $1 AND status = 'processing' ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
+     WHERE parent_id = (SELECT id FROM doomed) AND status = 'processing' ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
 idle AS MATERIALIZED (
     SELECT id FROM fanout.job
-     WHERE parent_id = $1 AND status IN ('pending', 'waiting') AND verdict IS NULL
+     WHERE parent_id = (SELECT id FROM doomed) AND status IN ('pending', 'waiting') AND verdict IS NULL
      ORDER BY id LIMIT $2 - (SELECT count(*) FROM running) FOR NO KEY UPDATE SKIP LOCKED),
 pick AS (SELECT id FROM running UNION ALL SELECT id FROM idle),
 c AS (

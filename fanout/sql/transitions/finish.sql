@@ -1,10 +1,11 @@
 -- processing -> completed | failed, and, for a manager whose children are open, -> waiting: sealing is the same statement.
--- $1 ids (ascending, all of ONE depth), $2 attempts, $3 claim token, $4 outcomes ('completed' | 'failed'), $5 results,
--- $6 errors, $7 error types.   An id that is not among 'moved' is a lost claim.
+-- $1 ids (ascending, all of ONE depth), $2 attempts, $3 claim token, $4 results, $5 errors (NULL: it completed), $6 error
+-- types; the last three may be empty for all NULL.   An id that is not among 'moved' is a lost claim.
 -- No "status = 'processing'" here: it implies the partial index, which statistics often think empty.
 WITH i AS (
-    SELECT * FROM unnest($1::bigint[], $2::int[], $4::text[], $5::text[], $6::text[], $7::text[])
-               AS i (id, attempt, outcome, result, error, error_type) ORDER BY id),
+    SELECT id, attempt, result, error, error_type, CASE WHEN error IS NULL THEN 'completed' ELSE 'failed' END AS outcome
+      FROM unnest($1::bigint[], $2::int[], $4::text[], $5::text[], $6::text[]) AS i (id, attempt, result, error, error_type)
+     ORDER BY id),
 lc AS MATERIALIZED (
     SELECT i.id, i.outcome, i.result, i.error, i.error_type
       FROM i CROSS JOIN LATERAL (   -- a locking subquery is not pulled up: one primary-key look-up a row, in id order
