@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, overload
 
 from .embedded import acquire
 from .errors import ConfigurationError, DatabaseUnavailable, UsageError
@@ -25,6 +23,7 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
     from types import TracebackType
     from uuid import UUID
@@ -40,7 +39,7 @@ __all__ = ["Engine", "Request"]
 P = TypeVar("P")
 R = TypeVar("R")
 
-_log = logging.getLogger("fanout.engine")
+MAX_DELAY_SECONDS: Final = 10 * 366 * 86_400
 
 
 class _Register(Protocol):
@@ -394,13 +393,15 @@ class Engine:
             raise UsageError(
                 "max_retries", f"{request.max_retries!r} is not a count", "Give 0 or more"
             )
+        _check_due(request.run_at, request.delay)
         on_closed = request.on_closed or (handler.on_closed if handler else None)
         return NewJob(
             kind=kind,
             payload=payload,
             key=None if request.key is None else checked_text(request.key, "key", 512),
             priority=request.priority,
-            run_at=_due(request.run_at, request.delay),
+            run_at=request.run_at,
+            delay=request.delay,
             max_retries=request.max_retries
             if request.max_retries is not None
             else handler.max_retries
@@ -441,7 +442,7 @@ class Engine:
         return await self.store.workers()
 
 
-def _due(run_at: datetime | None, delay: float | None) -> datetime | None:
+def _check_due(run_at: datetime | None, delay: float | None) -> None:
     if run_at is not None and delay is not None:
         raise UsageError("run_at", "is given together with delay", "Give one of the two")
     if run_at is not None and run_at.tzinfo is None:
@@ -450,10 +451,5 @@ def _due(run_at: datetime | None, delay: float | None) -> datetime | None:
             "has no time zone",
             "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)",
         )
-    if delay is None:
-        return run_at
-    if not 0 <= delay <= 10 * 366 * 86_400:
-        raise UsageError(
-            "delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years"
-        )
-    return datetime.now(UTC) + timedelta(seconds=delay)
+    if delay is not None and not 0 <= delay <= MAX_DELAY_SECONDS:
+        raise UsageError("delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years")

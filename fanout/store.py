@@ -67,6 +67,7 @@ class Store:
             [j.key for j in picked],
             [j.priority for j in picked],
             [j.run_at for j in picked],
+            [j.delay for j in picked],
             [j.max_retries for j in picked],
             [j.on_closed for j in picked],
         )

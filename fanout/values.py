@@ -46,6 +46,8 @@ class NewJob:
     priority: int | None = None
     """0 (first) to 9 (last); None: 5."""
     run_at: datetime | None = None
+    delay: float | None = None
+    """Seconds from the insert, by the database's clock."""
     max_retries: int | None = None
     on_closed: str | None = None
 

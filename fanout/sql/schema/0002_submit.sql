@@ -4,7 +4,7 @@
 -- ON CONFLICT waits for a rival transaction and inserts if that one rolls back, so a caller never gets the id of a
 -- job that does not exist.
 CREATE FUNCTION fanout.submit_job(
-    new_kind text, new_payload json, new_key text, new_priority integer, new_run_at timestamptz,
+    new_kind text, new_payload json, new_key text, new_priority integer, new_run_at timestamptz, new_delay double precision,
     new_max_retries integer, new_on_closed text
 ) RETURNS TABLE (id bigint, created boolean, same boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -30,7 +30,8 @@ BEGIN
         RETURN QUERY
             INSERT INTO fanout.job AS j (kind, payload, idempotency_key, priority, run_at, max_retries, on_closed)
             SELECT new_kind, COALESCE(new_payload, 'null'), new_key, COALESCE(new_priority, 5),
-                   COALESCE(new_run_at, clock_timestamp()), COALESCE(new_max_retries, k.max_retries, 3),
+                   COALESCE(new_run_at, clock_timestamp() + make_interval(secs => COALESCE(new_delay, 0))),
+                   COALESCE(new_max_retries, k.max_retries, 3),
                    COALESCE(new_on_closed, k.on_closed)
               FROM (VALUES (1)) AS one (row) LEFT JOIN fanout.kind k ON k.name = new_kind
             ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -48,7 +49,7 @@ END $$;
 -- For callers from psql, psycopg, SQLAlchemy, Django: SELECT fanout.submit('papers_batch', '{"ids": [1, 2]}', key => 'import-1');
 CREATE FUNCTION fanout.submit(
     kind text, payload jsonb DEFAULT 'null', key text DEFAULT NULL, priority integer DEFAULT NULL,
-    run_at timestamptz DEFAULT NULL, max_retries integer DEFAULT NULL, on_closed text DEFAULT NULL
+    run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, max_retries integer DEFAULT NULL, on_closed text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -56,7 +57,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT submitted
       FROM fanout.submit_job(submit.kind, submit.payload::text::json, submit.key, submit.priority, submit.run_at,
-                             submit.max_retries, submit.on_closed);
+                             extract(epoch FROM submit.delay)::double precision, submit.max_retries, submit.on_closed);
     IF NOT submitted.same THEN
         RAISE SQLSTATE 'FO409' USING
             MESSAGE = format('idempotency key %L belongs to job %s, which has other content', submit.key, submitted.id),
@@ -65,5 +66,5 @@ BEGIN
     RETURN submitted.id;
 END $$;
 
-REVOKE ALL ON FUNCTION fanout.submit_job(text, json, text, integer, timestamptz, integer, text) FROM PUBLIC;
-REVOKE ALL ON FUNCTION fanout.submit(text, jsonb, text, integer, timestamptz, integer, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fanout.submit_job(text, json, text, integer, timestamptz, double precision, integer, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fanout.submit(text, jsonb, text, integer, timestamptz, interval, integer, text) FROM PUBLIC;
