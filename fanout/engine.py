@@ -452,4 +452,6 @@ def _check_due(run_at: datetime | None, delay: float | None) -> None:
             "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)",
         )
     if delay is not None and not 0 <= delay <= MAX_DELAY_SECONDS:
-        raise UsageError("delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years")
+        raise UsageError(
+            "delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years"
+        )

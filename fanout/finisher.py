@@ -11,10 +11,10 @@ import logging
 import random
 import time
 from collections import deque
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from .errors import DatabaseUnavailable
-from .pool import is_data_error
+from .pool import described, is_data_error
 from .values import Completed, Failed, Interrupted, Retry
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ __all__ = ["Finisher"]
 _log = logging.getLogger("fanout.finisher")
 
 Item = tuple["Claim", "Outcome"]
+
+TRIES_BEFORE_SPLIT: Final = 8
+"""Some ten seconds, for errors that are neither the database's absence nor the data's fault, like a lost grant."""
 
 
 class Finisher:
@@ -116,14 +119,17 @@ class Finisher:
             try:
                 await self._flush(batch, in_doubt=tries > 0)
                 break
-            except DatabaseUnavailable as error:
+            except Exception as error:  # noqa: BLE001 - one bad outcome must not stop all others
+                passes = isinstance(error, DatabaseUnavailable) or (
+                    not is_data_error(error) and tries < TRIES_BEFORE_SPLIT
+                )
+                if not passes:
+                    await self._split(batch, error)
+                    break
                 if tries == 0:
-                    _log.warning("%d outcomes wait for the database: %s", len(batch), error)
+                    _log.warning("%d outcomes wait for the database: %s", len(batch), described(error))
                 tries += 1
                 await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.05 * 2.0 ** min(tries, 10)))
-            except Exception as error:  # noqa: BLE001 - one bad outcome must not stop all others
-                await self._split(batch, error)
-                break
         self._on_written([claim for claim, _ in batch])
 
     async def _split(self, batch: list[Item], error: Exception) -> None:

@@ -97,7 +97,6 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._wake: asyncio.Event | None = None
-        self._ready = threading.Event()
         self.beats = 0
         self.last_beat_at = time.monotonic()
 
@@ -113,10 +112,12 @@ class Heartbeat:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        await asyncio.to_thread(self._ready.wait, 5)
         self._stopping = True
         self._nudge()
-        await asyncio.to_thread(thread.join, self._settings.database_timeout)
+        # Not in a thread of the loop's own: user code may have all of those, and never give one back.
+        deadline = time.monotonic() + self._settings.database_timeout
+        while thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
 
     def beat_now(self) -> None:
         """Do the next beat at once."""
@@ -134,14 +135,13 @@ class Heartbeat:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._ready.set()
         connection: Connection | None = None
         failures = 0
         while not self._stopping:
             self._wake.clear()
             try:
                 if connection is None or connection.is_closed():
-                    connection = await connect(self._dsn, self._settings, "heartbeat")
+                    connection = await self._connect()
                 await self._beat(connection)
                 failures = 0
                 pause = self._settings.heartbeat * random.uniform(0.8, 1.0)
@@ -162,6 +162,13 @@ class Heartbeat:
             except TimeoutError:
                 pass
         await self._say_goodbye(connection)
+
+    async def _connect(self) -> Connection:
+        connection = await connect(self._dsn, self._settings, "heartbeat")
+        # A manager's row that somebody holds must not cost the managers behind it their leases.
+        patience = max(1, int(self._settings.heartbeat * 1000 / 4))
+        await connection.execute(f"SET lock_timeout = {patience}")
+        return connection
 
     async def _beat(self, connection: Connection) -> None:
         self._let_go()

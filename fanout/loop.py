@@ -38,6 +38,7 @@ class Loop:
         self._interval = interval
         self._jitter = jitter
         self._nudged = asyncio.Event()
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._log = logging.getLogger(f"fanout.{name}")
         self._logged_at = float("-inf")
@@ -49,12 +50,17 @@ class Loop:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"fanout {self._name}")
 
-    async def stop(self) -> None:
-        """End, in the middle of a step if need be; returns when it has ended. Again is fine."""
+    async def stop(self, patience: float = 0) -> None:
+        """End; returns when it has ended. A step that runs has `patience` seconds to end by itself. Again is fine."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        if task is None:
+            return
+        if patience:
+            self._stopping = True
+            self._nudged.set()
+            await asyncio.wait([task], timeout=patience)
+        task.cancel()
+        await asyncio.wait([task])
 
     def nudge(self) -> None:
         """Do the next step now."""
@@ -66,7 +72,7 @@ class Loop:
         return self._task is not None and not self._task.done()
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping:
             self._nudged.clear()
             try:
                 await self._step()

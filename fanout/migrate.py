@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 
 from .errors import SchemaMismatch
-from .pool import connect, translated
+from .pool import MIGRATE, connect, translated
 from .settings import Settings
 from .statements import load_migrations
 
@@ -40,7 +40,7 @@ async def migrate(
         DatabaseUnavailable: the server did not answer.
     """
     settings = (settings or Settings()).model_copy(update={"schema_name": schema})
-    connection = await connect(dsn, settings, "migrate")
+    connection = await connect(dsn, settings, MIGRATE)
     try:
         # Waiting for another pod's migration is not a lost statement.
         async with connection.transaction():

@@ -36,6 +36,9 @@ SESSION: Final = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
+MIGRATE: Final = "migrate"
+"""The connection whose statements may take longer than `database_timeout`."""
+
 RUN_AGAIN: Final = frozenset({"40P01", "40001", "55P03", "0A000"})
 """Deadlock, serialization, lock timeout, "cached plan must not change result type": the whole transaction, again."""
 INFRASTRUCTURE: Final = ("08", "53", "57", "58", "25006", "25P03", "XX")
@@ -56,7 +59,12 @@ def is_unavailable(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "").startswith(INFRASTRUCTURE)
     return isinstance(
-        error, OSError | TimeoutError | asyncpg.InterfaceError | DatabaseUnavailable
+        error,
+        OSError
+        | TimeoutError
+        | asyncpg.InterfaceError
+        | asyncpg.InternalClientError  # the driver's own, when a connection breaks between two of its states
+        | DatabaseUnavailable,
     ) and not isinstance(error, asyncpg.DataError)
 
 
@@ -88,7 +96,12 @@ def _options(settings: Settings, name: str) -> dict[str, Any]:
     session = {"application_name": f"{settings.schema_name} {name}"[:63]}
     if settings.transaction_pooler:
         return {"server_settings": session, "statement_cache_size": 0}
-    return {"server_settings": session | SESSION}
+    session |= SESSION
+    if name != MIGRATE:
+        # The client gives up by closing, which a backend that waits for a lock does not see: each try would leave
+        # one behind, until the server has no connection left for anybody.
+        session["statement_timeout"] = str(max(1, int(settings.database_timeout * 1000)))
+    return {"server_settings": session}
 
 
 async def connect(dsn: str, settings: Settings, name: str) -> Connection:
@@ -151,10 +164,11 @@ class Pool:
         Raises:
             DatabaseUnavailable: no connection, or it broke.
         """
-        if self._pool is None:
+        pool = self._pool  # `close` may come while the connection is in use
+        if pool is None:
             raise DatabaseUnavailable("the engine is not started")
         try:
-            connection: Any = await self._pool.acquire(timeout=self._settings.database_timeout)
+            connection: Any = await pool.acquire(timeout=self._settings.database_timeout)
         except Exception as error:
             raise translated(error) from error
         try:
@@ -165,7 +179,7 @@ class Pool:
                 connection.terminate()
             raise translated(error) from error
         finally:
-            await self._pool.release(connection)
+            await pool.release(connection)
 
     async def fetch(self, sql: str, *arguments: object) -> list[Any]:
         """Rows of one autocommit statement, run again after a deadlock."""
@@ -187,7 +201,11 @@ class Pool:
         return await self.again(once)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Call `once` until it does not end in a deadlock or the like, at most ten times."""
+        """Call `once` until it does not end in a deadlock or the like, at most ten times.
+
+        Raises:
+            DatabaseUnavailable: it did so ten times: who asked has no part in that.
+        """
         for round_number in range(9):
             try:
                 return await once()
@@ -195,4 +213,9 @@ class Pool:
                 if not _runs_again(error):
                     raise
             await asyncio.sleep(random.uniform(0, 0.01 * 2**round_number))
-        return await once()
+        try:
+            return await once()
+        except asyncpg.PostgresError as error:
+            if _runs_again(error):
+                raise DatabaseUnavailable(described(error)) from error
+            raise

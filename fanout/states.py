@@ -75,6 +75,7 @@ TRANSITIONS: Final[dict[str, Transition]] = {
         _t("count_up", {_W}, {_C, _F, _X, _W}),
         _t("retry", {_R}, {_P}),
         _t("release", {_R}, {_P}),
+        _t("release_orphans", {_R}, {_P}),
         _t("rescue", {_R}, {_P, _F, _W}),
         _t("doom", {_P, _R, _W}, {_X, _F, _W}),
         _t("doom_chunk", {_P, _R, _W}, {_X, _W}),

@@ -233,6 +233,14 @@ class Store:
         )
         return {row["id"] for row in rows}
 
+    async def release_orphans(self, token: UUID, held: Iterable[int]) -> set[int]:
+        """Put back claims of `token` that are not among `held`: the answer to a claim was lost. Returns their ids.
+
+        Only for the one loop that claims with `token`, between two of its claims.
+        """
+        rows = await self._pool.fetch(self._sql["release_orphans"], token, list(held))
+        return {row["id"] for row in rows}
+
     async def outcomes_of(self, claims: Iterable[Claim], token: UUID) -> set[int]:
         """After an unknown outcome: the ids of the claims that this worker's own finish did end."""
         items = list(claims)

@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from .errors import ConfigurationError, DatabaseUnavailable
@@ -34,7 +34,7 @@ from .values import Interrupted
 from .wakeups import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
     from uuid import UUID
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from .wakeups import Waker
 
 __all__ = ["Worker"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("fanout.worker")
 
@@ -123,6 +125,9 @@ class Worker:
             None  # time.monotonic() since when a job waits to run alone
         )
         self._drain_seconds = DRAIN_SECONDS
+        self._in_doubt_until = (
+            0.0  # time.monotonic() until when a claim whose answer was lost may turn up
+        )
         self._idle = asyncio.Event()
         self._idle.set()
         self._dsn = dsn
@@ -204,7 +209,8 @@ class Worker:
         self._state = "stopped"
         grace = self._settings.stop_grace if grace is None else grace
         self._stopping = True
-        await self._claims.stop()
+        # A claim in flight is waited for: cancelled, it might be made all the same, and nobody would know.
+        await self._claims.stop(patience=self._settings.database_timeout)
         self._give_back_buffer()
         try:
             async with asyncio.timeout(grace):
@@ -291,6 +297,8 @@ class Worker:
     async def _fill(self) -> None:
         """One look: claim as much as can run soon. Goes on at once while claims come back full."""
         self._give_back_hoard()
+        if self._in_doubt_until > time.monotonic():
+            await self._store.release_orphans(self.token, list(self._held))
         while not self._stopping and not self._alone:
             if self._suspect_since is not None and await self._run_alone():
                 return
@@ -299,7 +307,7 @@ class Worker:
             limit = self._room()
             if limit <= 0:
                 return
-            self._accept(await self._claim(limit))
+            self._accept(await self._or_in_doubt(self._claim(limit)))
             if not self._more:
                 break
         if self._suspect_since is not None and not self._stopping and not self._alone:
@@ -347,6 +355,14 @@ class Worker:
             self._suspect_since = now + self._random.uniform(0, self._settings.heartbeat)
         return claims
 
+    async def _or_in_doubt(self, claiming: Awaitable[T]) -> T:
+        """A claim whose answer is lost may have been made, or be made yet by a backend that has not noticed."""
+        try:
+            return await claiming
+        except BaseException:
+            self._in_doubt_until = time.monotonic() + self._settings.lease
+            raise
+
     def _wanted(self, *, full_look: bool) -> list[tuple[str, int, datetime]]:
         """What to claim, in order: by priority, and within one priority each kind in its turn."""
         self._turn += 1
@@ -378,7 +394,7 @@ class Worker:
             self._start_buffered()
 
     def _start_buffered(self) -> None:
-        while self._buffer and self._running < self.concurrency and not self._alone:
+        while self._buffer and self._running < self.concurrency and not self._stopping:
             self._begin(self._buffer.popleft())
 
     # -- jobs that run alone --------------------------------------------------------------------------------------------
@@ -387,16 +403,21 @@ class Worker:
         """If nothing else runs here, claim a job that must run alone, and begin it. True: it runs."""
         if self._held:
             return False
-        claim = await self._store.claim_alone(self.kinds, self.token, self._settings.lease)
+        claim = await self._or_in_doubt(
+            self._store.claim_alone(self.kinds, self.token, self._settings.lease)
+        )
         if claim is None:
             self._suspect_since = None
             return False
         self._drain_seconds = DRAIN_SECONDS
-        self._alone = True
         held = Held(claim, time.monotonic(), fans_out=claim.total > 0)
         self._held[claim.id] = held
-        self._idle.clear()
-        self._begin(held)
+        if self._stopping:
+            self._buffer.append(held)  # to be given back
+        else:
+            self._alone = True
+            self._idle.clear()
+            self._begin(held)
         return True
 
     def _drains_now(self) -> bool:

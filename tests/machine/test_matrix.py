@@ -258,6 +258,14 @@ async def _release(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
     assert await store.release([(s.claim, Interrupted())], ME) == ({s.id} if s.is_mine else set())
 
 
+async def _release_unknown(store: Store, _conn: asyncpg.Connection, _s: Subject) -> None:
+    await store.release_orphans(ME, [])
+
+
+async def _release_known(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.release_orphans(ME, [s.id]) == set()
+
+
 async def _rescue(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
     for depth in (2, 1, 0):
         await store.rescue(depth, 100, MAX_DEATHS, 0, 0)
@@ -393,6 +401,10 @@ def _released(s: Subject) -> Status | None:
     return PENDING if s.is_mine else None
 
 
+def _orphaned(s: Subject) -> Status | None:
+    return PENDING if s.state.name.startswith("mine") else None
+
+
 def _rescued(s: Subject) -> Status | None:
     if "lease run out" not in s.state.name:
         return None
@@ -455,6 +467,8 @@ CASES: Final = (
     Case("count_up", _count_up, _counted_up, prepare=_close_last_child),
     Case("retry", _retry, _retried_once),
     Case("release", _release, _released),
+    Case("release_orphans", _release_unknown, _orphaned, "a claim it does not know of"),
+    Case("release_orphans", _release_known, _nobody, "a claim that it holds"),
     Case("rescue", _rescue, _rescued),
     Case("rescue", _rescue_after_start, _nobody, "within a lease of the server's start"),
     Case("doom", _cancel, _doomed(CANCELLED), "cancel"),
