@@ -58,14 +58,17 @@ def is_unavailable(error: BaseException) -> bool:
     """Is this trouble with the server or the way to it, and not with what was asked?"""
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "").startswith(INFRASTRUCTURE)
-    return isinstance(
-        error,
-        OSError
-        | TimeoutError
-        | asyncpg.InterfaceError
-        | asyncpg.InternalClientError  # the driver's own, when a connection breaks between two of its states
-        | DatabaseUnavailable,
-    ) and not isinstance(error, asyncpg.DataError)
+    return (
+        isinstance(
+            error,
+            OSError
+            | TimeoutError
+            | asyncpg.InterfaceError
+            | asyncpg.InternalClientError  # the driver's own, when a connection breaks between two of its states
+            | DatabaseUnavailable,
+        )
+        and not isinstance(error, asyncpg.DataError)
+    )
 
 
 def is_data_error(error: BaseException) -> bool:
