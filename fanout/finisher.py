@@ -127,7 +127,9 @@ class Finisher:
                     await self._split(batch, error)
                     break
                 if tries == 0:
-                    _log.warning("%d outcomes wait for the database: %s", len(batch), described(error))
+                    _log.warning(
+                        "%d outcomes wait for the database: %s", len(batch), described(error)
+                    )
                 tries += 1
                 await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.05 * 2.0 ** min(tries, 10)))
         self._on_written([claim for claim, _ in batch])
