@@ -116,7 +116,7 @@ class Heartbeat:
         self._nudge()
         # Not in a thread of the loop's own: user code may have all of those, and never give one back.
         deadline = time.monotonic() + self._settings.database_timeout
-        while thread.is_alive() and time.monotonic() < deadline:
+        while thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - another loop's end
             await asyncio.sleep(0.005)
 
     def beat_now(self) -> None:
@@ -165,9 +165,10 @@ class Heartbeat:
 
     async def _connect(self) -> Connection:
         connection = await connect(self._dsn, self._settings, "heartbeat")
-        # A manager's row that somebody holds must not cost the managers behind it their leases.
-        patience = max(1, int(self._settings.heartbeat * 1000 / 4))
-        await connection.execute(f"SET lock_timeout = {patience}")
+        if not self._settings.transaction_pooler:
+            # A manager's row that somebody holds must not cost the managers behind it their leases.
+            patience = max(1, int(self._settings.heartbeat * 1000 / 4))
+            await connection.execute(f"SET lock_timeout = {patience}")
         return connection
 
     async def _beat(self, connection: Connection) -> None:
