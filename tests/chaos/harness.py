@@ -25,9 +25,7 @@ __all__ = ["Fleet", "Process", "closed", "settings_of", "until"]
 ROOT = Path(__file__).parents[2]
 
 
-async def until(
-    conn: asyncpg.Connection, sql: str, *arguments: object, seconds: float = 30
-) -> Any:
+async def until(conn: asyncpg.Connection, sql: str, *arguments: object, seconds: float = 30) -> Any:
     """Wait until a query gives something that is true; its value."""
     deadline = time.monotonic() + seconds
     while not (value := await conn.fetchval(sql, *arguments)):

@@ -151,7 +151,9 @@ async def test_sigterm_lets_work_finish_and_releases_the_rest(
     late = [s for s in fleet.calls.starts() if s["pid"] == worker.pid and s["at"] > asked["at"]]
     assert late == []
     # The rest is somebody else's, in short: their seconds are not what is tested here.
-    await conn.execute("""UPDATE fanout.job SET payload = '{"do": "work"}' WHERE status = 'pending'""")
+    await conn.execute(
+        """UPDATE fanout.job SET payload = '{"do": "work"}' WHERE status = 'pending'"""
+    )
     await fleet.up("second")
     await closed(engine, job_id)
     assert await costs(conn) == (0, 0)
@@ -175,7 +177,9 @@ async def test_a_second_sigterm_exits_at_once(
     assert await worker.ended(10) == 0
     assert time.monotonic() - told < 2.5
     assert not await conn.fetchval("SELECT count(*) FROM fanout.job WHERE status = 'processing'")
-    await conn.execute("""UPDATE fanout.job SET payload = '{"do": "work"}' WHERE status = 'pending'""")
+    await conn.execute(
+        """UPDATE fanout.job SET payload = '{"do": "work"}' WHERE status = 'pending'"""
+    )
     await fleet.up("second")
     await closed(engine, job_id)
     assert await costs(conn) == (0, 0)
@@ -247,7 +251,11 @@ async def test_what_kills_its_worker_each_time_is_poison_and_its_neighbours_pay_
     await done
     assert await outcome(conn, job_id) == ("completed", 30, 29, 1)
     [poison] = await conn.fetch("SELECT * FROM fanout.job WHERE status = 'failed'")
-    assert (poison["document_key"], poison["error_type"], poison["deaths"]) == ("000003", "Poison", 3)
+    assert (poison["document_key"], poison["error_type"], poison["deaths"]) == (
+        "000003",
+        "Poison",
+        3,
+    )
     assert "poison" in poison["error"]
     assert len(fleet.calls.starts(poison["id"])) == 3  # in company, then max_deaths times alone
     assert await conn.fetchval(
@@ -304,9 +312,13 @@ async def test_the_same_name_restarted_at_once_is_another_worker(
     await first.killed()
     await fleet.up("pod-0")
     await closed(engine, job_id)
-    assert await conn.fetchval(
-        "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND deaths = 1 AND attempt = 2", job_id
-    ) == 5
+    assert (
+        await conn.fetchval(
+            "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND deaths = 1 AND attempt = 2",
+            job_id,
+        )
+        == 5
+    )
     await settled(conn, fleet.calls)
 
 

@@ -1,0 +1,285 @@
+"""Between a statement and its answer: what a worker does when it learns late, twice, or never what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fanout import DatabaseUnavailable, Engine, Job
+from fanout.store import Store
+from fanout.worker import Worker
+from tests.chaos.app import SETTINGS
+from tests.chaos.harness import settings_of, until
+from tests.machine.invariants import check
+
+
+@pytest.fixture
+async def engine(database: str) -> AsyncIterator[Engine]:
+    """An engine with a handler for each need, and no worker."""
+    engine = Engine(database, settings=settings_of(SETTINGS, lease=3, concurrency=4))
+
+    @engine.job
+    async def quick(job: Job[Any]) -> None: ...
+
+    @engine.job
+    async def slow(job: Job[Any]) -> None:
+        await asyncio.sleep(job.payload or 600)
+
+    @engine.job
+    async def holds(job: Job[Any]) -> None:
+        await job.fan_out("slow", [("one", 600)])
+        await asyncio.sleep(600)
+
+    @engine.job
+    async def severed(job: Job[Any]) -> None:
+        raise DatabaseUnavailable("gone")
+
+    async with engine:
+        yield engine
+
+
+async def submit(engine: Engine, kind: str, n: int = 1, payload: Any = None) -> list[int]:
+    return [(await engine.submit(kind, payload)).id for _ in range(n)]
+
+
+async def at_rest(conn: asyncpg.Connection) -> None:
+    assert await check(conn, quiet=True) == []
+
+
+async def deaths(conn: asyncpg.Connection) -> int:
+    return int(await conn.fetchval("SELECT sum(deaths)::int FROM fanout.job"))
+
+
+def delayed(monkeypatch: pytest.MonkeyPatch, method: str, after: Callable[[int], Any]) -> None:
+    """Let a statement of the store commit, then do something before its answer is seen; `after` gets the count."""
+    real = getattr(Store, method)
+    calls = 0
+
+    async def wrapped(self: Store, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        answer = await real(self, *arguments, **options)
+        calls += 1
+        await after(calls)
+        return answer
+
+    monkeypatch.setattr(Store, method, wrapped)
+
+
+async def test_a_claim_in_flight_when_the_worker_stops_goes_back(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim commits, then the worker is told to stop before it has the answer: no handler begins, nothing dies."""
+    await submit(engine, "quick", 3)
+    committed = asyncio.Event()
+
+    async def pause(_: int) -> None:
+        committed.set()
+        await asyncio.sleep(0.3)
+
+    delayed(monkeypatch, "claim", pause)
+    worker = engine.worker()
+    await worker.start()
+    await committed.wait()
+    await worker.stop()
+    assert worker.executed == 0
+    assert await conn.fetchval("SELECT count(*) FROM fanout.job WHERE status = 'pending'") == 3
+    assert await deaths(conn) == 0
+
+
+@pytest.mark.parametrize("method", ["claim", "claim_alone"])
+async def test_a_claim_whose_answer_was_lost_is_no_death(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The claim commits and its answer is lost: the worker finds what it holds without knowing, and gives it back."""
+    await submit(engine, "quick", 3)
+    if method == "claim_alone":
+        await conn.execute("UPDATE fanout.job SET deaths = 1")
+    before = await deaths(conn)
+
+    async def lose(calls: int) -> None:
+        if calls == 1:
+            raise DatabaseUnavailable("the answer was lost")
+
+    delayed(monkeypatch, method, lose)
+    async with engine.worker():
+        await until(
+            conn, "SELECT count(*) = 3 FROM fanout.job WHERE status = 'completed'", seconds=2.5
+        )
+    assert await deaths(conn) == before
+    await at_rest(conn)
+
+
+async def test_a_claim_that_is_lost_before_its_task_ran_gives_its_slot_back(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """A task that is cancelled before its first step runs nothing at all, not even a `finally`."""
+    await submit(engine, "slow", 2)
+    worker = engine.worker()
+    claims, _ = await engine.store.claim(worker._wanted(full_look=True), 2, worker.token, 30)
+    worker._accept(claims)
+    worker._on_lost([claims[0]])
+    await asyncio.sleep(0.05)
+    assert worker.running == 1
+    worker.finisher.start()
+    await worker._interrupt()
+    await worker.finisher.drain(1)
+    await worker.finisher.stop()
+    assert worker.running == 0
+    assert worker.is_idle
+
+
+async def test_jobs_are_released_that_are_interrupted_before_their_tasks_ran(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """The same at a shutdown: they go back at once and at no cost."""
+    await submit(engine, "slow", 2)
+    worker = engine.worker()
+    claims, _ = await engine.store.claim(worker._wanted(full_look=True), 2, worker.token, 30)
+    worker.finisher.start()
+    worker._accept(claims)
+    await worker._interrupt()
+    await asyncio.sleep(0)
+    await worker.finisher.drain(1)
+    await worker.finisher.stop()
+    assert worker.is_idle
+    assert await conn.fetchval("SELECT count(*) FROM fanout.job WHERE status = 'pending'") == 2
+
+
+async def test_a_worker_that_could_not_start_can_be_started_again(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that fails leaves nothing half started, and the next one does all of it."""
+    worker = engine.worker()
+
+    async def refuse(*_: object) -> None:
+        raise DatabaseUnavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "register_kinds", refuse)
+        with pytest.raises(DatabaseUnavailable):
+            await worker.start()
+    await submit(engine, "quick")
+    async with worker:
+        await until(conn, "SELECT status = 'completed' FROM fanout.job", seconds=5)
+
+
+async def test_a_worker_stopped_while_it_starts_is_stopped(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stop` during `start`: no loop is left running behind its back."""
+    delayed(monkeypatch, "register_kinds", lambda _: asyncio.sleep(0.2))
+    worker = engine.worker()
+    starting = asyncio.create_task(worker.start())
+    await asyncio.sleep(0.1)
+    await worker.stop()
+    await starting
+    await submit(engine, "quick")
+    await asyncio.sleep(0.6)
+    assert await conn.fetchval("SELECT status FROM fanout.job") == "pending"
+    assert await conn.fetchval("SELECT count(*) FROM fanout.worker") == 0
+
+
+async def test_every_stop_returns_when_it_is_stopped(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """A second `stop`, and the engine's, wait for the first: else the pool is closed under what it still writes."""
+    handle = await engine.submit("slow", 0.5)
+    worker = engine.worker()
+    await worker.start()
+    await until(conn, "SELECT status = 'processing' FROM fanout.job")
+    first = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0.05)
+    await engine.stop()
+    assert first.done()
+    await first
+    assert (
+        await conn.fetchval("SELECT status FROM fanout.job WHERE id = $1", handle.id) == "completed"
+    )
+
+
+async def test_one_locked_manager_does_not_cost_another_its_lease(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """Somebody holds the row of one manager for longer than a lease: the worker's other jobs are renewed all the same."""
+    await submit(engine, "holds", 3)
+    async with engine.worker() as worker:
+        await until(conn, "SELECT count(*) = 3 FROM fanout.job WHERE kind = 'holds' AND total = 1")
+        locked = await conn.fetchval("SELECT min(id) FROM fanout.job")
+        async with conn.transaction():
+            await conn.execute("SELECT 1 FROM fanout.job WHERE id = $1 FOR UPDATE", locked)
+            await asyncio.sleep(4)
+            assert (
+                await conn.fetch(
+                    "SELECT id FROM fanout.job WHERE status = 'processing' AND id <> $1 "
+                    "AND lease_expires_at < clock_timestamp() + interval '1 s'",
+                    locked,
+                )
+                == []
+            )
+        await worker.kill()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.DeadlockDetectedError("again and again"),
+        asyncpg.LockNotAvailableError("a role with a lock_timeout"),
+        asyncpg.InternalClientError("got result for unknown protocol state 3"),
+        asyncpg.InsufficientPrivilegeError("somebody is at the grants"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_trouble_of_the_engine_fails_no_child(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A finish that fails for a while, not for its data: its jobs complete once it works again."""
+    await submit(engine, "quick", 5)
+    real, until_when = Store.finish, time.monotonic() + 1.0
+
+    async def troubled(self: Store, *arguments: Any) -> Any:
+        if time.monotonic() < until_when:
+            raise error
+        return await real(self, *arguments)
+
+    monkeypatch.setattr(Store, "finish", troubled)
+    async with engine.worker():
+        await until(conn, "SELECT count(*) = 5 FROM fanout.job WHERE finished_at IS NOT NULL")
+    assert await conn.fetchval("SELECT count(*) FROM fanout.job WHERE status = 'completed'") == 5
+    assert await deaths(conn) == 0
+
+
+async def test_a_handler_that_has_no_database_is_not_run_in_a_circle(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """Infrastructure costs no retry, and must not cost a processor either."""
+    await submit(engine, "severed")
+    async with engine.worker():
+        await until(conn, "SELECT attempt > 0 FROM fanout.job")
+        await asyncio.sleep(1)
+        assert await conn.fetchval("SELECT attempt FROM fanout.job") < 10
+        assert await conn.fetchval("SELECT failures FROM fanout.job") == 0
+
+
+async def test_a_lock_that_somebody_holds_does_not_gather_backends(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """A finish that times out behind a lock ends on the server too, instead of waiting there with all that follow."""
+    [job_id] = await submit(engine, "slow", 1, 0.3)
+    async with engine.worker():
+        await until(conn, "SELECT status = 'processing' FROM fanout.job")
+        async with conn.transaction():
+            await conn.execute("SELECT 1 FROM fanout.job WHERE id = $1 FOR UPDATE", job_id)
+            await asyncio.sleep(7)  # three and more times database_timeout
+            other = await asyncpg.connect(engine.dsn)
+            waiting = await other.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND wait_event_type = 'Lock'"
+            )
+            await other.close()
+        await until(conn, "SELECT status = 'completed' FROM fanout.job")
+    assert waiting <= 1
