@@ -24,11 +24,11 @@ class Crew:
     def __init__(self, processes: list[asyncio.subprocess.Process]) -> None:
         self._processes = processes
 
-    async def prepare(self) -> None:
+    async def prepare(self, sizes: list[int]) -> None:
         """Have ready what is not to be measured."""
         await asyncio.gather(
             *(
-                self._ask(process, {"do": "prepare", "leads": n == 0})
+                self._ask(process, {"do": "prepare", "sizes": sizes, "leads": n == 0})
                 for n, process in enumerate(self._processes)
             )
         )

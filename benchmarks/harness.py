@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.02
 LATE_CLIENT_SECONDS: Final = 0.5
 WARM_UP_CHILDREN: Final = 2000
+WARM_UP_BATCHES: Final = 10
 PING_GAP_SECONDS: Final = (0.02, 0.1)
 GIVE_UP_SECONDS: Final = 900.0
 
@@ -82,7 +83,7 @@ class Bench:
 
     async def measure(self) -> dict[str, Any]:
         """One run, from a checkpoint to a recount."""
-        await self.crew.prepare()
+        await self.crew.prepare(self.workload.sizes)
         await self.connection.execute("CHECKPOINT")
         server_before = self.cluster.cpu_seconds()
         before = await self.connection.fetchrow(LOG_POSITION)
@@ -96,6 +97,7 @@ class Bench:
         children = self.workload.children
         return {
             "contender": self.name,
+            "children": children,
             "seconds": seconds,
             "client_seconds": client_seconds,
             "clocks_agree": -0.001 <= client_seconds - seconds <= LATE_CLIENT_SECONDS,
@@ -115,16 +117,15 @@ class Bench:
 
     async def warm_up(self) -> None:
         """The same at a smaller scale: connections, plans, code, files."""
-        batches = min(self.workload.batches, 10)
-        small = replace(
-            self.workload, batches=batches, children=min(self.workload.children, WARM_UP_CHILDREN)
-        )
-        await self.crew.prepare()
+        batches = min(self.workload.batches, WARM_UP_BATCHES)
+        children = max(batches, min(self.workload.children // 2, WARM_UP_CHILDREN))
+        small = replace(self.workload, batches=batches, children=children)
+        await self.crew.prepare(small.sizes)
         await self._run(small)
         await self.crew.halt()
 
     async def pick_up(self, samples: int) -> list[float]:
-        """Milliseconds from `created_at` to `claimed_at` of single jobs, at random gaps, to idle workers."""
+        """Milliseconds from `created_at` to `claimed_at` of single jobs to idle workers."""
         first = None
         for _ in range(samples):
             await asyncio.sleep(random.uniform(*PING_GAP_SECONDS))
@@ -150,6 +151,7 @@ class Bench:
     async def _until_closed(self, which: str, argument: object) -> None:
         still_open = f"SELECT count(*) FROM fanout.job WHERE finished_at IS NULL AND {which}"
         async with asyncio.timeout(GIVE_UP_SECONDS):
+            # Other processes close them: there is nothing to wait for but the database.
             while await self.connection.fetchval(still_open, argument):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_SECONDS)
 

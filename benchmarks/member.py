@@ -25,8 +25,8 @@ else:
 class Member(Protocol):
     """One worker process of a contender."""
 
-    async def prepare(self, *, leads: bool) -> dict[str, Any]:
-        """Make ready what is not to be measured; the one that leads dispatches."""
+    async def prepare(self, *, sizes: list[int], leads: bool) -> dict[str, Any]:
+        """Make ready what is not to be measured. Who leads dispatches batches of these sizes."""
         ...
 
     async def go(self, parents: list[int]) -> dict[str, Any]:

@@ -76,11 +76,15 @@ def _rates(report: dict[str, Any]) -> Table | None:
         return None
     work = report["workload"]
     title = f"{work['children']:,} children in {work['batches']:,}, {work['workers']} workers"
-    table = Table(
-        "contender", "children/s", "least", "most", title=f"{report['scenario']}: {title}"
-    )
+    columns = ("children/s", "least", "most", "worker µs", "server µs")
+    table = Table("", *columns, title=f"{report['scenario']}: {title}")
     for name, some in rows:
-        table.add_row(name, *(f"{some[key]:,.0f}" for key in ("median", "min", "max")))
+        spent = report.get("cpu_us_per_child", {}).get(name, {})
+        table.add_row(
+            name,
+            *(f"{some[key]:,.0f}" for key in ("median", "min", "max")),
+            *(_text(spent.get(part, "")) for part in ("workers", "server")),
+        )
     return table
 
 

@@ -103,12 +103,12 @@ class BareMember:
     def halting(self) -> bool:
         return self._halting
 
-    async def prepare(self, *, leads: bool) -> dict[str, Any]:
+    async def prepare(self, *, sizes: list[int], leads: bool) -> dict[str, Any]:
         """The chunks to dispatch, made before the clock starts."""
-        self._chunks = list(self._made_chunks()) if leads else []
+        self._chunks = self._made_chunks(sizes) if leads else []
         return {"chunks": len(self._chunks)}
 
-    def _made_chunks(self) -> list[tuple[int, list[str], list[str]]]:
+    def _made_chunks(self, sizes: list[int]) -> list[tuple[int, list[str], list[str]]]:
         size = self.workload.chunk_size
         return [
             (
@@ -116,7 +116,7 @@ class BareMember:
                 [document_key(n) for n in numbers],
                 [to_json(self.workload.payload(n)).decode() for n in numbers],
             )
-            for batch, children in enumerate(self.workload.sizes)
+            for batch, children in enumerate(sizes)
             for numbers in (
                 range(first, min(children, first + size)) for first in range(0, children, size)
             )

@@ -118,9 +118,9 @@ class EngineMember:
         self._cpu_before = 0.0
         self._executed_before = 0
 
-    async def prepare(self, *, leads: bool) -> dict[str, Any]:
+    async def prepare(self, *, sizes: list[int], leads: bool) -> dict[str, Any]:
         """Nothing: a manager dispatches."""
-        return {"leads": leads}
+        return {"sizes": sizes, "leads": leads}
 
     async def go(self, parents: list[int]) -> dict[str, Any]:
         """Only the clocks: this worker works all the time."""
