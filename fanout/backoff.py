@@ -15,8 +15,10 @@ __all__ = ["retry_delay"]
 def retry_delay(
     failures: int, retry_after: float | None, settings: Settings, random: Random
 ) -> float:
-    """Seconds until the next run after `failures` (0 or more) earlier ones: base × 2^failures ± jitter, at most
-    `backoff_max`, and never less than the `retry_after` seconds that a service asked for (that is capped at a day)."""
+    """Seconds until the next run after `failures` (0 or more) earlier ones: base × 2^failures ±
+    jitter, at most `backoff_max`, and never less than the `retry_after` seconds that a service
+    asked for (that is capped at a day).
+    """
     exponential = min(settings.backoff_base * 2.0 ** min(failures, 30), settings.backoff_max)
     delay = exponential * (1 + random.uniform(-settings.backoff_jitter, settings.backoff_jitter))
     if retry_after is None:

@@ -1,15 +1,20 @@
-"""The engine: what a program holds. Handlers are registered on it, jobs are submitted to it, workers run on it."""
+"""The engine: what a program holds.
+
+Handlers are registered on it, jobs are submitted to it, workers run on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, overload
 
+from .checks import check_kind, check_max_retries, check_priority
 from .embedded import acquire
 from .errors import ConfigurationError, DatabaseUnavailable, UsageError
 from .handle import JobHandle
-from .handlers import Handler, check_kind, make_handler
+from .handlers import Handler, make_handler
 from .migrate import check_schema, migrate
 from .pool import Pool
 from .settings import MAX_PAYLOAD_BYTES, Settings
@@ -23,7 +28,6 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import datetime
     from pathlib import Path
     from types import TracebackType
     from uuid import UUID
@@ -90,11 +94,13 @@ class Request:
 class Engine:
     """A fan-out engine over one PostgreSQL schema.
 
-    `Engine(dsn)`, or `Engine()` with DATABASE_URL set, or `Engine.embedded()`. Nothing happens before `async with
-    engine:` or `start()`; two engines in one process, and any event loop, are fine.
+    `Engine(dsn)`, or `Engine()` with DATABASE_URL set, or `Engine.embedded()`. Nothing happens
+    before `async with engine:` or `start()`; two engines in one process, and any event loop, are
+    fine.
 
     Raises:
-        ConfigurationError: neither a DSN nor DATABASE_URL: a pod that lost its setting must not take work into a
+        ConfigurationError: neither a DSN nor DATABASE_URL: a pod that lost its setting must not
+            take work into a
             private database.
     """
 
@@ -112,7 +118,7 @@ class Engine:
         self._embedded_home: Path | None = None
         self._is_embedded = False
         self._server: EmbeddedServer | None = None
-        self._lock = asyncio.Lock()
+        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._pool: Pool | None = None
         self._store: Store | None = None
         self._waker: Waker | None = None
@@ -121,9 +127,11 @@ class Engine:
 
     @classmethod
     def embedded(cls, home: Path | None = None, *, settings: Settings | None = None) -> Self:
-        """An engine on a real PostgreSQL of this user's own, started on first use and stopped with its last user.
+        """An engine on a real PostgreSQL of this user's own, started on first use and stopped with
+        its last user.
 
-        `home` is the folder of its data (None: the user's data folder). Needs `pip install "pgfanout[embedded]"`.
+        `home` is the folder of its data (None: the user's data folder). Needs `pip install
+        "pgfanout[embedded]"`.
         """
         engine = cls("embedded", settings=settings)
         engine._is_embedded = True
@@ -165,11 +173,13 @@ class Engine:
             name: the kind; default: the function's name.
             timeout: seconds one run may take; default 30 min, with `on_closed` 60 min.
             max_retries: retries after transient errors; default 3, with `on_closed` 2.
-            on_closed: the kind of the follow-up job that is enqueued, exactly once, when a job of this kind closes.
+            on_closed: the kind of the follow-up job that is enqueued, exactly once, when a job of
+                this kind closes.
             permanent, transient: exceptions to be judged so, before the table in `fanout.failures`.
 
         Raises:
-            ConfigurationError: the name cannot be a kind or is taken, or the function is not a handler.
+            ConfigurationError: the name cannot be a kind or is taken, or the function is not a
+                handler.
         """
 
         def register(function: Callable[[Job[Any]], Any]) -> Handler[Any, Any]:
@@ -197,13 +207,15 @@ class Engine:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect and bring the schema up to date. Again, and from many coroutines at once, is fine: an engine is started
-        once, whole, or not at all.
+        """Connect and bring the schema up to date.
+
+        Again, and from many coroutines at once, is fine: an engine is started once, whole, or not
+        at all.
 
         Raises:
             DatabaseUnavailable, SchemaMismatch.
         """
-        async with self._lock:
+        async with self._alone():
             if self._store is not None:
                 return
             if self._is_embedded:
@@ -214,6 +226,16 @@ class Engine:
             except BaseException:
                 await self._close()
                 raise
+
+    def _alone(self) -> asyncio.Lock:
+        """One start or stop at a time.
+
+        A lock belongs to the loop that first waited for it; an engine to no loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock[0] is not loop:
+            self._lock = loop, asyncio.Lock()
+        return self._lock[1]
 
     async def _open(self) -> None:
         schema = self.settings.schema_name
@@ -229,7 +251,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Stop this engine's workers, then disconnect. Again is fine."""
-        async with self._lock:
+        async with self._alone():
             await asyncio.gather(*(worker.stop() for worker in self._workers))
             self._workers.clear()
             await self._close()
@@ -276,12 +298,15 @@ class Engine:
         name: str | None = None,
         exit_when_stuck: bool = False,
     ) -> Worker:
-        """A worker for this engine's handlers: `async with engine.worker():`. It installs no signal handlers.
+        """A worker for this engine's handlers:
+
+        `async with engine.worker():`. It installs no signal handlers.
 
         Args:
             concurrency: handlers that run at once; default: the settings'.
             name: shown in lists; default host and pid. Two workers of one name are two workers.
-            exit_when_stuck: end the process when a handler blocks the event loop beyond its timeout.
+            exit_when_stuck: end the process when a handler blocks the event loop beyond its
+                timeout.
         """
         store = self.store
         assert self._installation_id is not None  # noqa: S101 - set together with the store
@@ -328,12 +353,16 @@ class Engine:
 
         Args:
             target: a handler, or the kind of one that is served elsewhere.
-            payload: at most 1 KB of JSON: ids, not bodies. Checked against the handler's annotation.
-            key: idempotency key. The same key with the same content gives the same job, whoever submits, however often.
+            payload: at most 1 KB of JSON: ids, not bodies. Checked against the handler's
+                annotation.
+            key: idempotency key. The same key with the same content gives the same job, whoever
+                submits, however often.
             priority: 0 (first) to 9 (last); default 5.
             run_at, delay: not before this time (with a time zone), or in so many seconds.
-            connection: the caller's own asyncpg connection: the job lives or dies with the caller's transaction, and
-                workers find it within `poll_interval` of the commit, or at once after `engine.wake(kind)`.
+            connection: the caller's own asyncpg connection: the job lives or dies with the caller's
+                transaction, and
+                workers find it within `poll_interval` of the commit, or at once after
+                `engine.wake(kind)`.
 
         Raises:
             UsageError: names the field and the remedy; nothing was submitted.
@@ -381,18 +410,8 @@ class Engine:
             payload = encode(request.payload, "payload", MAX_PAYLOAD_BYTES)
         else:
             payload = handler.encode_payload(request.payload, "payload", MAX_PAYLOAD_BYTES)
-        if request.priority is not None and (
-            isinstance(request.priority, bool) or request.priority not in range(10)
-        ):
-            raise UsageError(
-                "priority", f"{request.priority!r} is out of range", "Give 0 (first) to 9 (last)"
-            )
-        if request.max_retries is not None and (
-            isinstance(request.max_retries, bool) or request.max_retries not in range(1_000_001)
-        ):
-            raise UsageError(
-                "max_retries", f"{request.max_retries!r} is not a count", "Give 0 or more"
-            )
+        check_priority(request.priority)
+        check_max_retries(request.max_retries)
         _check_due(request.run_at, request.delay)
         on_closed = request.on_closed or (handler.on_closed if handler else None)
         return NewJob(
@@ -411,7 +430,9 @@ class Engine:
         )
 
     def wake(self, kind: str) -> None:
-        """Hint to idle workers that jobs of `kind` are due: after the commit of a submit on a connection of one's own."""
+        """Hint to idle workers that jobs of `kind` are due: after the commit of a submit on a
+        connection of one's own.
+        """
         if self._waker is not None:
             self._waker.wake(kind)
 
@@ -423,7 +444,7 @@ class Engine:
 
     async def find(self, key: str) -> JobHandle | None:
         """The job that was submitted with an idempotency key; None: there is none."""
-        job_id = await self.store.find_by_key(key)
+        job_id = await self.store.find_by_key(checked_text(key, "key", 512))
         return None if job_id is None else self.handle(job_id)
 
     async def jobs(
@@ -445,13 +466,15 @@ class Engine:
 def _check_due(run_at: datetime | None, delay: float | None) -> None:
     if run_at is not None and delay is not None:
         raise UsageError("run_at", "is given together with delay", "Give one of the two")
-    if run_at is not None and run_at.tzinfo is None:
+    if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):
         raise UsageError(
             "run_at",
-            "has no time zone",
+            "has no time zone" if isinstance(run_at, datetime) else f"is {run_at!r}",
             "Give an aware datetime, like datetime.now(UTC) + timedelta(hours=1)",
         )
-    if delay is not None and not 0 <= delay <= MAX_DELAY_SECONDS:
+    if delay is not None and not (
+        isinstance(delay, int | float) and 0 <= delay <= MAX_DELAY_SECONDS
+    ):
         raise UsageError(
             "delay", f"{delay!r} s is out of range", "Give seconds from 0 to ten years"
         )

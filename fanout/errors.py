@@ -90,7 +90,9 @@ class JobFailed(FanoutError):
 
 
 class LostClaim(FanoutError):
-    """The claim (`job_id`, `attempt`) was given away or its batch was ended: stop, nothing you write counts."""
+    """The claim (`job_id`, `attempt`) was given away or its batch was ended: stop, nothing you
+    write counts.
+    """
 
     def __init__(self, job_id: int, attempt: int) -> None:
         super().__init__(f"the claim on job {job_id}, attempt {attempt}, is lost")
@@ -123,7 +125,9 @@ class PermanentError(Exception):
 
 
 class TransientError(Exception):
-    """Raised by a handler: try again, `retry_after` seconds from now at the earliest (None: the usual backoff)."""
+    """Raised by a handler: try again, `retry_after` seconds from now at the earliest (None: the
+    usual backoff).
+    """
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)

@@ -8,7 +8,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from .backoff import retry_delay
 from .errors import LostClaim, UsageError
@@ -16,7 +15,7 @@ from .failures import Blame, classify
 from .held import Stop
 from .job import Job
 from .values import Completed, Failed, Interrupted, Retry
-from .wire import clipped
+from .wire import clipped, decode
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from .handlers import Handler
     from .held import Held
     from .runtime import Runtime
-    from .values import Outcome
+    from .values import Claim, Outcome
 
 __all__ = ["execute"]
 
@@ -37,17 +36,13 @@ async def execute(
 ) -> Outcome | None:
     """Run a claim's handler. None: the claim was lost meanwhile, there is nothing to write.
 
-    A cancellation from outside ends as what `held.timed_out` or `held.stop` says; any other exception, SystemExit too,
-    is the handler's, and is judged.
+    A cancellation from outside ends as what `held.timed_out` or `held.stop` says; any other
+    exception, SystemExit too, is the handler's, and is judged.
     """
     settings = runtime.settings
     try:
         claim = held.claim
-        adapter = handler.payload_type
-        payload = (
-            from_json(claim.payload) if adapter is None else adapter.validate_json(claim.payload)
-        )
-        job = Job(claim, payload, runtime)
+        job = Job(claim, _payload(claim, handler), runtime)
         value = (
             await handler.function(job)
             if handler.is_async
@@ -73,6 +68,21 @@ async def execute(
     if held.timed_out:
         error = TimeoutError(f"timed out after {handler.timeout:g} s")
     return _judged(error, held, handler, runtime, random)
+
+
+def _payload(claim: Claim, handler: Handler[Any, Any]) -> Any:
+    """The checked payload.
+
+    It may come from SQL, or have been submitted to an older version of the handler.
+    """
+    if handler.payload_type is None:
+        return decode(claim.payload)
+    try:
+        return handler.payload_type.validate_json(claim.payload)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(("payload", *(str(part) for part in first["loc"])))
+        raise UsageError(where, first["msg"], f"See what {handler.name} takes") from None
 
 
 def _stopped(held: Held) -> Interrupted | None:
@@ -109,15 +119,12 @@ def _judged(
 
 def _message(error: BaseException) -> str:
     """One readable sentence; never empty, and never an exception of its own."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"payload.{'.'.join(map(str, first['loc']))}: {first['msg']}"
     try:
+        if isinstance(error, SystemExit):
+            return f"the handler called exit({error.code!r})"
         text = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not turn a failure into a crash
         text = ""
-    if isinstance(error, SystemExit):
-        return f"the handler called exit({error.code!r})"
     return (
         text
         if text and isinstance(error, UsageError)
@@ -128,8 +135,11 @@ def _message(error: BaseException) -> str:
 
 
 async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executor) -> Any:
-    """Run a plain function in a thread. A thread cannot be stopped, so this returns only when it has ended: a slot and a
-    lease stay taken for as long as the function runs, and the heartbeat lets go of one that never ends."""
+    """Run a plain function in a thread.
+
+    A thread cannot be stopped, so this returns only when it has ended: a slot and a lease stay
+    taken for as long as the function runs, and the heartbeat lets go of one that never ends.
+    """
     context = contextvars.copy_context()
     future = asyncio.get_running_loop().run_in_executor(threads, context.run, handler.function, job)
     cancelled = False

@@ -5,21 +5,24 @@
 | what the handler's own `permanent=` / `transient=` names | that |
 | PermanentError | permanent |
 | TransientError | transient, at its `retry_after` |
-| an HTTP error (httpx, aiohttp, requests: a status in it) 408, 425, 429, 5xx | transient, honouring Retry-After |
+| an HTTP error (httpx, aiohttp, requests: a status in it) 408, 425, 429, 5xx | transient, honouring
+Retry-After |
 | any other HTTP 4xx | permanent |
 | UsageError, pydantic.ValidationError: bad input | permanent |
 | FileNotFoundError, IsADirectoryError, NotADirectoryError: not found | permanent |
 | UnicodeDecodeError: corrupt file | permanent |
 | TimeoutError, ConnectionError, and anything else | transient |
-| DatabaseUnavailable: the engine's own database | infrastructure: back to pending, no retry used up |
+| DatabaseUnavailable: the engine's own database | infrastructure: back to pending, no retry used up
+    |
 | a group: permanent only if everything in it is | |
 """
 
 from __future__ import annotations
 
 import email.utils
+import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 
@@ -79,7 +82,7 @@ def classify(
     if isinstance(error, DatabaseUnavailable):
         return Classified(Blame.INFRASTRUCTURE)
     if isinstance(error, TransientError):
-        return Classified(Blame.TRANSIENT, error.retry_after)
+        return Classified(Blame.TRANSIENT, _seconds(error.retry_after))
     if isinstance(error, _PERMANENT):
         return Classified(Blame.PERMANENT)
     status = _http_status(error)
@@ -99,9 +102,11 @@ def _of_group(inner: list[Classified]) -> Classified:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The status of an HTTP error, wherever the client keeps it: error.response.status_code (httpx, requests),
-    error.status (aiohttp), error.status_code (openai, starlette), error.code (urllib)."""
-    response = getattr(error, "response", None)
+    """The status of an HTTP error, wherever the client keeps it: error.response.status_code (httpx,
+    requests), error.status (aiohttp), error.status_code (openai, starlette), error.code
+    (urllib).
+    """
+    response = _attribute(error, "response")
     for holder, name in (
         (response, "status_code"),
         (response, "status"),
@@ -109,31 +114,54 @@ def _http_status(error: BaseException) -> int | None:
         (error, "status"),
         (error, "code"),
     ):
-        value = getattr(holder, name, None)
+        value = _attribute(holder, name)
         if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
             return value
     return None
 
 
+def _attribute(holder: object, name: str) -> Any:
+    """An attribute of a stranger, whose properties may raise what they like: the verdict must not
+    be lost to that.
+    """
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # noqa: BLE001 - see above
+        return None
+
+
 def _retry_after(error: BaseException) -> float | None:
-    """Seconds from a Retry-After header, in either of its forms."""
-    for holder in (error, getattr(error, "response", None)):
-        headers: Any = getattr(holder, "headers", None)
+    """Seconds from a Retry-After header."""
+    for holder in (error, _attribute(error, "response")):
+        get = _attribute(_attribute(holder, "headers"), "get")
         try:
-            value = headers.get("Retry-After") or headers.get("retry-after")
-        except (AttributeError, TypeError):
+            value = get("Retry-After") or get("retry-after")
+        except Exception:  # noqa: BLE001 - not headers after all
             continue
-        if value is None:
-            continue
-        try:
-            return max(0.0, float(value))
-        except (TypeError, ValueError):
-            pass
-        try:
-            return max(
-                0.0,
-                (email.utils.parsedate_to_datetime(str(value)) - datetime.now(UTC)).total_seconds(),
-            )
-        except (TypeError, ValueError):
-            continue
+        if (seconds := _seconds(value)) is not None:
+            return seconds
     return None
+
+
+def _seconds(value: object) -> float | None:
+    """Seconds from now, in either form of Retry-After, or as a handler's author may write it; None:
+    not a time.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    if isinstance(value, int | float | str):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            pass
+        else:
+            return None if math.isnan(number) else max(0.0, number)
+    try:
+        when = email.utils.parsedate_to_datetime(str(value))
+        # "-0000" reads as a date without a zone; HTTP knows no other than GMT.
+        when = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(0.0, (when - datetime.now(UTC)).total_seconds())
+    except Exception:  # noqa: BLE001 - a header is anybody's text
+        return None

@@ -1,7 +1,7 @@
 """Writing: outcomes go to the database in batches that form by themselves.
 
-One flush is in flight per process; outcomes that arrive meanwhile are the next one. Idle, that adds no latency;
-busy, it is one commit and one lock of the parent's row for hundreds of children.
+One flush is in flight per process; outcomes that arrive meanwhile are the next one. Idle, that adds
+no latency; busy, it is one commit and one lock of the parent's row for hundreds of children.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ _log = logging.getLogger("fanout.finisher")
 Item = tuple["Claim", "Outcome"]
 
 TRIES_BEFORE_SPLIT: Final = 8
-"""Some ten seconds, for errors that are neither the database's absence nor the data's fault, like a lost grant."""
+"""Some ten seconds, for errors that are neither the database's absence nor the data's fault, like a
+lost grant.
+"""
 
 
 class Finisher:
     """Takes outcomes, writes them, tells what was written.
 
-    `on_written(claims)` is called when claims need no lease any more; `on_counted(counted)` after each commit that
-    ended jobs. Both must not raise.
+    `on_written(claims)` is called when claims need no lease any more; `on_counted(counted)` after
+    each commit that ended jobs. Both must not raise.
     """
 
     def __init__(
@@ -135,7 +137,9 @@ class Finisher:
         self._on_written([claim for claim, _ in batch])
 
     async def _split(self, batch: list[Item], error: Exception) -> None:
-        """Bisect a batch that the database refused, until the culprit is alone: it fails, permanently."""
+        """Bisect a batch that the database refused, until the culprit is alone: it fails,
+        permanently.
+        """
         if len(batch) > 1:
             half = len(batch) // 2
             await self._write(batch[:half])
@@ -174,7 +178,8 @@ class Finisher:
             await self._store.release(released, self._token)
         if retries:
             back = await self._store.retry(retries, self._token)
-            # Not put back: the budget is used up, or the claim is lost. The next statement knows which.
+            # Not put back: the budget is used up, or the claim is lost. The next statement knows
+            # which.
             ended += [
                 (claim, Failed(retry.error, retry.error_type))
                 for claim, retry in retries
@@ -192,7 +197,8 @@ class Finisher:
         self._on_counted(counted)
         missing = [claim for claim, _ in ended if claim.id not in moved]
         if missing and in_doubt:
-            # The commit whose answer was lost may have happened: `ended_by` tells our end from a rescue's.
+            # The commit whose answer was lost may have happened: `ended_by` tells our end from a
+            # rescue's.
             ours = await self._store.outcomes_of(missing, self._token)
             self.written += len(ours)
             missing = [claim for claim in missing if claim.id not in ours]

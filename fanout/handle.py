@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
+from .pool import NotStarted
 from .states import Status
 from .wire import checked_text, clipped
 
@@ -67,12 +68,17 @@ class JobHandle:
         raise JobNotFound(self.id)
 
     async def watch(self, interval: float | None = None) -> AsyncIterator[Progress]:
-        """The progress, again and again until the job is closed: each `interval` seconds, or, by default, after 10 ms at
-        first and less and less often, down to twice a second. Outages are waited out."""
+        """The progress, again and again until the job is closed: each `interval` seconds, or, by
+        default, after 10 ms at first and less and less often, down to twice a second.
+
+        Outages are waited out, but not the end of the engine: that raises DatabaseUnavailable.
+        """
         pause = FIRST_LOOK_SECONDS
         while True:
             try:
                 progress = await self.progress()
+            except NotStarted:
+                raise
             except DatabaseUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
                 continue
@@ -99,6 +105,8 @@ class JobHandle:
         self, *, status: Status | str | None = None, after_key: str | None = None, limit: int = 100
     ) -> list[Child]:
         """A page of children by document key; the next one begins after the last one's key."""
+        if after_key is not None:
+            checked_text(after_key, "after_key", 512)
         return await self._store.children(
             self.id, Status(status) if status else None, after_key, limit
         )
@@ -121,7 +129,9 @@ class JobHandle:
         return await self._store.failure_reasons(self.id, limit)
 
     async def results(self) -> AsyncIterator[tuple[str, Any]]:
-        """(document key, result as plain JSON) of the children that completed, a page at a time in memory."""
+        """(document key, result as plain JSON) of the children that completed, a page at a time in
+        memory.
+        """
         async for child in self.children(status=Status.COMPLETED):
             yield child.document_key, child.result
 
@@ -130,8 +140,10 @@ class JobHandle:
         return await self._store.slowest(self.id, limit)
 
     async def cancel(self, reason: str = "cancelled on request") -> bool:
-        """Cancel the job and everything below it that has not ended. Children that run are told with their next heartbeat
-        and counted as cancelled now; whatever they return is dropped.
+        """Cancel the job and everything below it that has not ended.
+
+        Children that run are told with their next heartbeat and counted as cancelled now; whatever
+        they return is dropped.
 
         Returns False if it had closed, or was being ended, already. Raises JobNotFound.
         """
@@ -145,7 +157,11 @@ class JobHandle:
         return True
 
     async def _end_children(self, job_id: int) -> None:
-        """In chunks. What is locked right now is ended by a sweeper, which also goes on where a crash stopped this."""
+        """In chunks.
+
+        What is locked right now is ended by a sweeper, which also goes on where a crash stopped
+        this.
+        """
         while True:
             counted = await self._store.doom_chunk(job_id, PAGE)
             for kind in counted.follow_ups:
@@ -157,23 +173,33 @@ class JobHandle:
                 return
 
     async def retry(self, *, keys: Sequence[str] | None = None, error: str | None = None) -> int:
-        """Run what failed again, as a new generation: a batch's failed children (all, those of `keys`, or those with
-        exactly this `error`), or a failed single job. Returns how many.
+        """Run what failed again, as a new generation: a batch's failed children (all, those of
+        `keys`, or those with exactly this `error`), or a failed single job.
+
+        Returns how many.
 
         Raises:
             JobNotFound.
-            Refused: nothing to retry, or it was cancelled or failed as a whole; nothing was changed.
+            Refused: nothing to retry, or it was cancelled or failed as a whole; nothing was
+                changed.
         """
         row = await self.job()
         if row.total == 0:
             if keys is None and error is None and await self._store.retry_job(self.id):
                 self._wake(row.kind)
                 return 1
+            if row.parent_id is not None:
+                raise Refused(
+                    self.id,
+                    f"it is a child: retry it through its batch, job {row.parent_id}, with keys=[{row.document_key!r}]",
+                )
             raise Refused(
                 self.id,
                 f"it is {row.outcome}, and only a failed job, or a batch with failed children, can be retried",
             )
         picked = None if keys is None else [checked_text(key, "keys", 512) for key in keys]
+        if error is not None:
+            checked_text(error, "error", 1 << 20)
         count = await self._store.retry_failed(self.id, picked, error)
         first = await self.children_page(status=Status.PENDING, limit=1)
         for child in first:

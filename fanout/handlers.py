@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import re
+import math
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from .checks import check_kind, check_max_retries
 from .errors import ConfigurationError, UsageError
 from .job import Job
 from .wire import encode
@@ -24,7 +26,6 @@ __all__ = ["Handler", "make_handler"]
 P = TypeVar("P")
 R = TypeVar("R")
 
-KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 MANAGER_TIMEOUT_SECONDS: Final = 3600.0
 MANAGER_MAX_RETRIES: Final = 2
 
@@ -72,27 +73,34 @@ class Handler(Generic[P, R]):
 def _encode(adapter: TypeAdapter[Any] | None, value: Any, field: str, limit: int) -> str:
     if adapter is None:
         return encode(value, field, limit)
-    # The checked value, so that what a caller hands over and what the handler will read are the same thing.
+    # The checked value, so that what a caller hands over and what the handler will read are the
+    # same thing.
     try:
         checked = adapter.validate_python(value)
     except ValidationError as invalid:
         first = invalid.errors()[0]
         where = ".".join((field, *(str(part) for part in first["loc"])))
         raise UsageError(
-            where, f"{first['msg']}, got {first['input']!r}"[:300], "See the handler's annotation"
+            where, f"{first['msg']}, got {_shown(first['input'])}", "See the handler's annotation"
         ) from None
-    return encode(checked, field, limit, adapter.dump_json)
+    return encode(checked, field, limit, adapter)
 
 
-def check_kind(name: object, field: str = "kind") -> str:
-    """`name` if it can be a kind. Raises ConfigurationError."""
-    if not isinstance(name, str) or not KIND.fullmatch(name):
-        raise ConfigurationError(
-            field,
-            f"{name!r} is not a valid name",
-            "A kind is letters, digits and underscores, starts with a letter and has at most 63 characters, like papers_extract",
-        )
-    return name
+def _shown(value: object) -> str:
+    """A value in few words; it may be 200,000 levels deep, have 5,000 digits, or a broken __repr__."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # noqa: BLE001 - the error that is told of must not be lost to another one
+        return f"a {type(value).__name__}"
+
+
+def _is_time(seconds: object) -> bool:
+    return (
+        isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and math.isfinite(seconds)
+        and seconds > 0
+    )
 
 
 def make_handler(
@@ -111,14 +119,13 @@ def make_handler(
     follow_up = on_closed.name if isinstance(on_closed, Handler) else on_closed
     if follow_up is not None:
         check_kind(follow_up, "on_closed")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not _is_time(timeout):
         raise ConfigurationError(
             "timeout",
             f"{timeout!r} s is not a time to run",
             "Give seconds above 0; every handler has a timeout",
         )
-    if max_retries is not None and (isinstance(max_retries, bool) or max_retries < 0):
-        raise ConfigurationError("max_retries", f"{max_retries!r} is not a count", "Give 0 or more")
+    check_max_retries(max_retries)
     payload, result = _types(function, kind)
     # Who names a follow-up fans out: it dispatches for minutes, and a crash of it costs more.
     is_manager = follow_up is not None

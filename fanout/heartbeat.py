@@ -1,7 +1,8 @@
 """Renewing leases, from a thread, an event loop and a connection of its own.
 
-User code that blocks the worker's loop must not lose leases, and user code that uses up the worker's pool must not
-either. A claim whose handler did not stop after its timeout is not renewed: a process that cannot stop it lets go.
+User code that blocks the worker's loop must not lose leases, and user code that uses up the
+worker's pool must not either. A claim whose handler did not stop after its timeout is not renewed:
+a process that cannot stop it lets go.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class Vitals(Protocol):
 class Heartbeat:
     """Beats for the claims in `held`, from `start()` to `stop()`.
 
-    `on_lost(claims)` is called, in the heartbeat's thread, with claims that were given away; `on_silence()` when a beat
-    failed, so that nobody is declared dead by a process that had no contact itself; `on_overdue(ids)` with claims that
-    were let go because their handlers did not stop in time.
+    `on_lost(claims)` is called, in the heartbeat's thread, with claims that were given away;
+    `on_silence()` when a beat failed, so that nobody is declared dead by a process that had no
+    contact itself; `on_overdue(ids)` with claims that were let go because their handlers did not
+    stop in time.
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class Heartbeat:
             return
         self._stopping = True
         self._nudge()
-        # Not in a thread of the loop's own: user code may have all of those, and never give one back.
+        # Not in a thread of the loop's own: user code may have all of those, and never give one
+        # back.
         deadline = time.monotonic() + self._settings.database_timeout
         while thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - another loop's end
             await asyncio.sleep(0.005)

@@ -1,4 +1,6 @@
-"""The claims that this process holds, seen from two threads: the worker's loop changes them, the heartbeat reads."""
+"""The claims that this process holds, seen from two threads: the worker's loop changes them, the
+heartbeat reads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Stop(Enum):
     """Why a running handler was told to stop."""
 
     LOST = auto()
-    """The claim was given away, or its batch was ended: whatever it does now, nothing is written."""
+    """The claim was given away, or its batch was ended: whatever it does now, nothing is written.
+    """
     SHUTDOWN = auto()
     """This process stops: back to pending, at no cost."""
 
@@ -34,11 +37,15 @@ class Held:
     task: asyncio.Task[None] | None = None
     """None while it waits in the local buffer."""
     deadline: float | None = None
-    """time.monotonic() when the running handler's timeout has passed; counted from its call, not from the claim."""
+    """time.monotonic() when the running handler's timeout has passed; counted from its call, not
+    from the claim.
+    """
     timed_out: bool = False
     """It was told to stop because its deadline had passed."""
     let_go_at: float | None = None
-    """time.monotonic() after which its lease is not renewed: the timeout, and the grace to stop, have passed."""
+    """time.monotonic() after which its lease is not renewed: the timeout, and the grace to stop,
+    have passed.
+    """
     stop: Stop | None = None
     fans_out: bool = False
     """Children are counted on its row: it is beaten in a statement of its own."""

@@ -10,6 +10,7 @@ from uuid import uuid5
 
 from pydantic import BaseModel, ConfigDict
 
+from .checks import check_kind, check_max_retries, check_priority
 from .errors import UsageError
 from .states import Status
 from .values import Dispatched, Document
@@ -100,7 +101,9 @@ class Job(Generic[P]):
 
     @property
     def key(self) -> str:
-        """The same on every attempt and like no other job's anywhere: the idempotency key for a paid service."""
+        """The same on every attempt and like no other job's anywhere: the idempotency key for a
+        paid service.
+        """
         return str(
             uuid5(
                 self._runtime.installation_id,
@@ -122,11 +125,14 @@ class Job(Generic[P]):
         )
 
     def timeout(self, seconds: float) -> asyncio.Timeout:
-        """`async with job.timeout(90):` around a network call; a call that takes longer is a transient failure."""
+        """`async with job.timeout(90):` around a network call; a call that takes longer is a
+        transient failure.
+        """
         return asyncio.timeout(seconds)
 
     async def save_checkpoint(self, value: Any) -> None:
-        """Keep `value` (JSON, at most 64 KiB by default) for later attempts: what this one has already paid for.
+        """Keep `value` (JSON, at most 64 KiB by default) for later attempts: what this one has
+        already paid for.
 
         Raises:
             LostClaim: this claim was given away.
@@ -145,18 +151,25 @@ class Job(Generic[P]):
         priority: int | None = None,
         on_closed: str | None = None,
     ) -> Dispatched:
-        """Make one child of kind `target` for each document, in chunks; a chunk's children can be claimed as it commits.
+        """Make one child of kind `target` for each document, in chunks; a chunk's children can be
+        claimed as it commits.
 
-        `documents` is a list or an (async) iterator of `Document`s or (key, payload) pairs, and is never held whole.
-        A document whose key has a child in this batch already, from an earlier attempt or call, is passed over.
+        `documents` is a list or an (async) iterator of `Document`s or (key, payload) pairs, and is
+        never held whole. A document whose key has a child in this batch already, from an earlier
+        attempt or call, is passed over.
 
         Raises:
-            LostClaim: this claim was given away, or the batch was cancelled. Chunks before it stand.
+            LostClaim: this claim was given away, or the batch was cancelled. Chunks before it
+                stand.
             UsageError: a document cannot be stored; names it. Chunks before it stand.
         """
         runtime = self._runtime
         handler = runtime.handler_of(target)
         kind = handler.name if handler is not None else runtime.kind_name(target)
+        check_priority(priority)
+        check_max_retries(max_retries)
+        if on_closed is not None:
+            check_kind(on_closed, "on_closed")
         self._runtime.fans_out(self._claim)
         created = seen = 0
         async for chunk in _chunks(documents, runtime.settings.chunk_size):
@@ -184,7 +197,21 @@ class Job(Generic[P]):
         return Dispatched(created, seen - created)
 
     def from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run one of this job's coroutines from a handler that runs in a thread, and wait for it."""
+        """Run one of this job's coroutines from a handler that runs in a thread, and wait for it.
+
+        Raises:
+            UsageError: this is an async handler, which would wait for itself; it can await the
+                coroutine.
+        """
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._runtime.loop:
+            coroutine.close()
+            raise UsageError(
+                "from_thread", "was called in the event loop's own thread", "Use await instead"
+            )
         return asyncio.run_coroutine_threadsafe(coroutine, self._runtime.loop).result()
 
 
@@ -224,7 +251,10 @@ def _document(item: object) -> Document:
 def snapshot(
     document: Document, handler: Handler[Any, Any] | None, limit: int, error_limit: int
 ) -> tuple[str, str, str | None]:
-    """(key, payload JSON, error or None) of a document, checked. Raises UsageError, naming the document."""
+    """(key, payload JSON, error or None) of a document, checked.
+
+    Raises UsageError, naming the document.
+    """
     key = checked_text(document.key, "document key", 512)
     if document.gone is not None:
         payload = (

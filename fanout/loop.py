@@ -1,4 +1,6 @@
-"""A step again and again, for as long as the process lives: it backs off from errors and never dies silently."""
+"""A step again and again, for as long as the process lives: it backs off from errors and never dies
+silently.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ MOST_SECONDS_BETWEEN_TRIES = 5.0
 
 
 class Loop:
-    """Calls `step` every `interval` seconds, jittered, or at once after `nudge()`; tests call the step itself.
+    """Calls `step` every `interval` seconds, jittered, or at once after `nudge()`; tests call the
+    step itself.
 
-    An error is logged, once a minute at most for the same trouble, and the step is tried again after 0.1 to 5 s, so a
-    database that is down costs neither the loop nor a flood of lines.
+    An error is logged, once a minute at most for the same trouble, and the step is tried again
+    after 0.1 to 5 s, so a database that is down costs neither the loop nor a flood of lines.
     """
 
     def __init__(
@@ -48,10 +51,14 @@ class Loop:
     def start(self) -> None:
         """Begin; again is fine."""
         if self._task is None:
+            self._stopping = False
             self._task = asyncio.create_task(self._run(), name=f"fanout {self._name}")
 
     async def stop(self, patience: float = 0) -> None:
-        """End; returns when it has ended. A step that runs has `patience` seconds to end by itself. Again is fine."""
+        """End; returns when it has ended.
+
+        A step that runs has `patience` seconds to end by itself. Again is fine.
+        """
         task, self._task = self._task, None
         if task is None:
             return

@@ -1,4 +1,6 @@
-"""Bringing the schema up to date: forward only, one transaction, safe from any number of processes at once."""
+"""Bringing the schema up to date: forward only, one transaction, safe from any number of processes
+at once.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,11 @@ async def migrate(
     """Create or update the tables in `schema`. Doing it twice, or from ten pods at once, is fine.
 
     Raises:
+        ConfigurationError: `schema` cannot be one.
         SchemaMismatch: a newer version of fanout migrated this schema.
         DatabaseUnavailable: the server did not answer.
     """
-    settings = (settings or Settings()).model_copy(update={"schema_name": schema})
+    settings = Settings(**((settings or Settings()).model_dump() | {"schema_name": schema}))
     connection = await connect(dsn, settings, MIGRATE)
     try:
         # Waiting for another pod's migration is not a lost statement.

@@ -1,10 +1,12 @@
-"""Connections of the engine: how they are made, how their errors are read, when a transaction is run again."""
+"""Connections of the engine: how they are made, how their errors are read, when a transaction is
+run again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import asyncpg
@@ -22,8 +24,8 @@ T = TypeVar("T")
 
 SESSION: Final = {
     "default_transaction_isolation": "read committed",
-    # Generic plans that were made while the table was empty would scan it for ever after; every statement here has
-    # an index to walk. The price of disabled nodes would switch JIT on.
+    # Generic plans that were made while the table was empty would scan it for ever after; every
+    # statement here has an index to walk. The price of disabled nodes would switch JIT on.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
@@ -40,10 +42,18 @@ MIGRATE: Final = "migrate"
 """The connection whose statements may take longer than `database_timeout`."""
 
 RUN_AGAIN: Final = frozenset({"40P01", "40001", "55P03", "0A000"})
-"""Deadlock, serialization, lock timeout, "cached plan must not change result type": the whole transaction, again."""
+"""Deadlock, serialization, lock timeout, "cached plan must not change result type": the whole
+transaction, again.
+"""
 INFRASTRUCTURE: Final = ("08", "53", "57", "58", "25006", "25P03", "XX")
-"""Connection, resources (disk full, too many connections), operator intervention, system error, read-only."""
+"""Connection, resources (disk full, too many connections), operator intervention, system error,
+read-only.
+"""
 DATA: Final = ("22", "23", "54")
+
+
+class NotStarted(DatabaseUnavailable):
+    """The pool is not open: nothing to wait for."""
 
 
 class Connection(asyncpg.Connection):
@@ -101,8 +111,8 @@ def _options(settings: Settings, name: str) -> dict[str, Any]:
         return {"server_settings": session, "statement_cache_size": 0}
     session |= SESSION
     if name != MIGRATE:
-        # The client gives up by closing, which a backend that waits for a lock does not see: each try would leave
-        # one behind, until the server has no connection left for anybody.
+        # The client gives up by closing, which a backend that waits for a lock does not see: each
+        # try would leave one behind, until the server has no connection left for anybody.
         session["statement_timeout"] = str(max(1, int(settings.database_timeout * 1000)))
     return {"server_settings": session}
 
@@ -127,7 +137,10 @@ async def connect(dsn: str, settings: Settings, name: str) -> Connection:
 
 
 class Pool:
-    """The engine's few connections. Errors come out translated, and a connection that timed out is never reused."""
+    """The engine's few connections.
+
+    Errors come out translated, and a connection that timed out is never reused.
+    """
 
     def __init__(self, dsn: str, settings: Settings, name: str = "engine") -> None:
         self._dsn = dsn
@@ -162,14 +175,16 @@ class Pool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """A connection. If the body fails for reasons of infrastructure it is cut, not handed out again.
+        """A connection.
+
+        If the body fails for reasons of infrastructure it is cut, not handed out again.
 
         Raises:
             DatabaseUnavailable: no connection, or it broke.
         """
         pool = self._pool  # `close` may come while the connection is in use
         if pool is None:
-            raise DatabaseUnavailable("the engine is not started")
+            raise NotStarted("the engine is not started")
         try:
             connection: Any = await pool.acquire(timeout=self._settings.database_timeout)
         except Exception as error:
@@ -195,7 +210,9 @@ class Pool:
         return await self.again(once)
 
     async def transaction(self, body: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run `body` in one transaction, the whole of it again after a deadlock or serialization failure."""
+        """Run `body` in one transaction, the whole of it again after a deadlock or serialization
+        failure.
+        """
 
         async def once() -> T:
             async with self.acquire() as connection, connection.transaction():

@@ -53,7 +53,9 @@ def progress_from(row: Mapping[str, Any]) -> Progress:
 
 
 def _window(row: Mapping[str, Any]) -> tuple[datetime, int] | None:
-    """Since when, and how many had ended by then: the older mark, unless it is too old to say anything about now."""
+    """Since when, and how many had ended by then: the older mark, unless it is too old to say
+    anything about now.
+    """
     for at, ended in (
         (row["last_mark_at"], row["last_mark_ended"]),
         (row["mark_at"], row["mark_ended"]),
@@ -77,7 +79,10 @@ def _rate(row: Mapping[str, Any], ended: int) -> float | None:
 def _eta(
     row: Mapping[str, Any], remaining: int, rate: float | None, status: Status
 ) -> tuple[float, float] | None:
-    """Two standard deviations of a Poisson count around the rate. Before the seal the total is not known: no ETA."""
+    """Two standard deviations of a Poisson count around the rate.
+
+    Before the seal the total is not known: no ETA.
+    """
     if status is not Status.WAITING or not rate or rate <= 0 or row["finished_at"] is not None:
         return None
     window = _window(row)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .handlers import Handler, check_kind
+from .checks import check_kind
+from .handlers import Handler
 from .job import snapshot
 from .settings import MAX_PAYLOAD_BYTES
 

@@ -1,11 +1,14 @@
-"""Every knob, read once into a frozen object. Each has its unit, its reason and an environment variable."""
+"""Every knob, read once into a frozen object.
+
+Each has its unit, its reason and an environment variable.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .errors import ConfigurationError
@@ -13,13 +16,19 @@ from .errors import ConfigurationError
 __all__ = ["Settings"]
 
 MAX_PAYLOAD_BYTES: Final = 1024
-"""A job row carries ids, not bodies: every version of the row carries it again. The table has the same CHECK."""
+"""A job row carries ids, not bodies: every version of the row carries it again.
 
-Seconds = Annotated[float, Field(gt=0)]
+The table has the same CHECK.
+"""
+
+Seconds = Annotated[float, Field(gt=0, le=10 * 366 * 86_400, allow_inf_nan=False)]
+"""More than ten years is a mistake, and more than PostgreSQL's intervals are good for."""
 
 
 class Settings(BaseSettings):
-    """Settings of one engine. `Settings(lease=5)` or FANOUT_LEASE=5; a wrong value names the field and the value got.
+    """Settings of one engine.
+
+    `Settings(lease=5)` or FANOUT_LEASE=5; a wrong value names the field and the value got.
 
     Raises:
         ConfigurationError: a value is out of range, or two values do not fit together.
@@ -129,7 +138,8 @@ class Settings(BaseSettings):
             super().__init__(**values)
         except ValidationError as invalid:
             first = invalid.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "settings"
+            # Only one rule is about two settings at once.
+            field = ".".join(str(part) for part in first["loc"]) or "heartbeat"
             got = f", got {first['input']!r}" if first["loc"] else ""
             raise ConfigurationError(
                 field,
@@ -137,17 +147,20 @@ class Settings(BaseSettings):
                 f"Set it in code or as FANOUT_{field.upper()}",
             ) from None
 
+    @field_validator("schema_name")
+    @classmethod
+    def _is_plain(cls, name: str) -> str:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name) or name.startswith("pg_"):
+            raise ValueError(
+                "a schema is lower-case letters, digits and underscores, at most 40, not pg_…"
+            )
+        return name
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if not re.fullmatch(
-            r"[a-z_][a-z0-9_]{0,39}", self.schema_name
-        ) or self.schema_name.startswith("pg_"):
-            raise ValueError(
-                f"schema_name {self.schema_name!r} is not usable: lower-case letters, digits and underscores, at most 40, not pg_…"
-            )
         if self.heartbeat * 3 > self.lease:
             raise ValueError(
-                f"heartbeat {self.heartbeat:g} s is too long for a lease of {self.lease:g} s: "
+                f"{self.heartbeat:g} s is too long for a lease of {self.lease:g} s: "
                 "three heartbeats must fit into a lease, or a healthy worker loses its jobs"
             )
         return self

@@ -30,7 +30,8 @@ def _in_schema(sql: str, schema: str) -> str:
 
 @cache
 def load_statements(schema: str = "fanout") -> Mapping[str, str]:
-    """Name → SQL of every statement the store runs, with includes spliced in, for tables in `schema`.
+    """Name → SQL of every statement the store runs, with includes spliced in, for tables in
+    `schema`.
 
     `schema` is a checked setting, a plain lower-case name; no other text is ever put into SQL.
     """
@@ -53,7 +54,10 @@ def load_statements(schema: str = "fanout") -> Mapping[str, str]:
 
 @cache
 def load_migrations(schema: str = "fanout") -> tuple[tuple[int, str, str], ...]:
-    """(version, name, SQL) of every migration, ascending. Forward only; a landed file never changes."""
+    """(version, name, SQL) of every migration, ascending.
+
+    Forward only; a landed file never changes.
+    """
     return tuple(
         (
             int(entry.name[:4]),

@@ -2,13 +2,16 @@
 
      pending ──claim──▶ processing ──finish, no child open──▶ completed │ failed
         ▲                 │  │  │
-        ├─retry, release──┘  │  └──finish, children open──▶ waiting ──last child──▶ completed, or its verdict
+        ├─retry, release──┘  │  └──finish, children open──▶ waiting ──last child──▶ completed, or
+        its verdict
         └─rescue (lease gone)┘
-     any open state ──doom──▶ cancelled │ failed, or waiting with that verdict until its open children have ended
-     completed ──reopen──▶ waiting        failed ──retry_failed, retry_job──▶ pending        (a new generation)
+     any open state ──doom──▶ cancelled │ failed, or waiting with that verdict until its open
+     children have ended
+     completed ──reopen──▶ waiting        failed ──retry_failed, retry_job──▶ pending        (a new
+     generation)
 
-A transition is one row of `TRANSITIONS`, one file in `sql/transitions/` and one method of the store; the CHECKs
-of `sql/schema/0001_jobs.sql` hold the shape of a row in each state.
+A transition is one row of `TRANSITIONS`, one file in `sql/transitions/` and one method of the
+store; the CHECKs of `sql/schema/0001_jobs.sql` hold the shape of a row in each state.
 """
 
 from __future__ import annotations
@@ -25,13 +28,24 @@ class Status(StrEnum):
     PENDING = "pending"
     """Due now or at `run_at`. A crash does nothing: nobody holds it."""
     PROCESSING = "processing"
-    """Claimed, with a token and a lease. A crash: rescue puts it back, to be run alone, when the lease has run out."""
+    """Claimed, with a token and a lease.
+
+    A crash: rescue puts it back, to be run alone, when the lease has run out.
+    """
     WAITING = "waiting"
-    """A manager that is sealed, or doomed, while children are open. A crash does nothing: its last child closes it."""
+    """A manager that is sealed, or doomed, while children are open.
+
+    A crash does nothing: its last child closes it.
+    """
     COMPLETED = "completed"
-    """Ended well. Of a batch: sealed and all children counted, also when some or all of them failed."""
+    """Ended well.
+
+    Of a batch: sealed and all children counted, also when some or all of them failed.
+    """
     FAILED = "failed"
-    """Ended badly: a permanent error, retries used up, poison; of a batch: its manager failed, or it was given up."""
+    """Ended badly: a permanent error, retries used up, poison; of a batch: its manager failed, or
+    it was given up.
+    """
     CANCELLED = "cancelled"
     """Ended because somebody said so, or because its batch ended."""
 
@@ -46,7 +60,10 @@ TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
 class Transition(NamedTuple):
-    """One statement that moves jobs: where from, where to. `to` holds `source` too where a row may stay."""
+    """One statement that moves jobs: where from, where to.
+
+    `to` holds `source` too where a row may stay.
+    """
 
     name: str
     source: frozenset[Status]

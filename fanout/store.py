@@ -1,7 +1,8 @@
 """The only caller of SQL. One method a statement; "no row" has a name.
 
-Locks, in every method: rows of the child level first, by ascending id, then parents by ascending id. One
-transaction ends jobs of ONE depth and cascades upwards a level a step, so all paths take locks in the same order.
+Locks, in every method: rows of the child level first, by ascending id, then parents by ascending
+id. One transaction ends jobs of ONE depth and cascades upwards a level a step, so all paths take
+locks in the same order.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import IdempotencyConflict, JobNotFound, LostClaim, Refused
 from .progress import progress_from
-from .states import Status
 from .statements import load_statements
+from .states import Status
 from .values import (
     Child,
     Claim,
@@ -54,7 +55,9 @@ class Store:
     async def submit(
         self, jobs: Sequence[NewJob], connection: asyncpg.Connection | None = None
     ) -> list[Submitted]:
-        """Insert `jobs` in one round trip, all or none; in the order given. With `connection`, within its transaction.
+        """Insert `jobs` in one round trip, all or none; in the order given.
+
+        With `connection`, within its transaction.
 
         Raises:
             IdempotencyConflict: a key belongs to a job with other content; nothing was inserted.
@@ -98,8 +101,11 @@ class Store:
         token: UUID,
         lease_seconds: float,
     ) -> tuple[list[Claim], float | None]:
-        """At most `limit` due jobs, and for how many seconds a job that must run alone has been due (None: there is
-        none). `wanted`: (kind, priority, floor), in the order of preference."""
+        """At most `limit` due jobs, and for how many seconds a job that must run alone has been due
+        (None: there is none).
+
+        `wanted`: (kind, priority, floor), in the order of preference.
+        """
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
         rows = await self._pool.fetch(
             self._sql["claim"],
@@ -141,7 +147,9 @@ class Store:
         priority: int,
         on_closed: str | None,
     ) -> tuple[int, int]:
-        """One chunk of children: `documents` are (key, payload JSON, error or None). Returns (children made, total now).
+        """One chunk of children:
+
+        `documents` are (key, payload JSON, error or None). Returns (children made, total now).
 
         Raises:
             LostClaim: nothing was dispatched.
@@ -174,7 +182,8 @@ class Store:
     ) -> Counted:
         """End claims, count them on their parents, close what is complete and enqueue follow-ups.
 
-        A claim that is not among `moved` is lost. Depths are written deepest first, a transaction each.
+        A claim that is not among `moved` is lost. Depths are written deepest first, a transaction
+        each.
         """
         result = Counted()
         by_depth = sorted(ended, key=lambda item: (-item[0].depth, item[0].id))
@@ -191,7 +200,8 @@ class Store:
                     outcome.result if isinstance(outcome, Completed) else None
                     for _, outcome in items
                 ],
-                # asyncpg looks at every element of an array three times: an empty one says all NULL.
+                # asyncpg looks at every element of an array three times: an empty one says all
+                # NULL.
                 [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items]
                 if some_failed
                 else [],
@@ -210,7 +220,10 @@ class Store:
         return result
 
     async def retry(self, retries: Iterable[tuple[Claim, Retry]], token: UUID) -> set[int]:
-        """Put claims back after a transient error, where the budget lasts. Returns the ids that went back."""
+        """Put claims back after a transient error, where the budget lasts.
+
+        Returns the ids that went back.
+        """
         items = sorted(retries, key=lambda item: item[0].id)
         rows = await self._pool.fetch(
             self._sql["retry"],
@@ -234,7 +247,9 @@ class Store:
         return {row["id"] for row in rows}
 
     async def release_orphans(self, token: UUID, held: Iterable[int]) -> set[int]:
-        """Put back claims of `token` that are not among `held`: the answer to a claim was lost. Returns their ids.
+        """Put back claims of `token` that are not among `held`: the answer to a claim was lost.
+
+        Returns their ids.
 
         Only for the one loop that claims with `token`, between two of its claims.
         """
@@ -258,7 +273,9 @@ class Store:
     async def rescue(
         self, depth: int, limit: int, max_deaths: int, after_id: int, lease_seconds: float
     ) -> Counted:
-        """Take at most `limit` jobs of `depth` with ids above `after_id` away from workers that let their lease run out."""
+        """Take at most `limit` jobs of `depth` with ids above `after_id` away from workers that let
+        their lease run out.
+        """
         return await self._counting(
             "rescue", depth, depth, limit, max_deaths, after_id, timedelta(seconds=lease_seconds)
         )
@@ -268,7 +285,8 @@ class Store:
         return [row["id"] for row in await self._pool.fetch(self._sql["doomed"], limit, after_id)]
 
     async def doom(self, job_id: int, verdict: Status, reason: str) -> Counted:
-        """End one open job as `verdict`, now or once its open children have been ended by `doom_chunk`.
+        """End one open job as `verdict`, now or once its open children have been ended by
+        `doom_chunk`.
 
         Nothing moved: it is closed, or doomed, already.
         """
@@ -324,12 +342,14 @@ class Store:
     async def retry_failed(
         self, job_id: int, keys: Sequence[str] | None = None, error: str | None = None
     ) -> int:
-        """Open the failed children of a batch again, as a new generation; the batch too, and what it had closed.
+        """Open the failed children of a batch again, as a new generation; the batch too, and what
+        it had closed.
 
         Returns how many.
 
         Raises:
-            JobNotFound, Refused: nothing to retry, or the batch ended as failed or cancelled. Nothing was changed.
+            JobNotFound, Refused: nothing to retry, or the batch ended as failed or cancelled.
+                Nothing was changed.
         """
 
         async def body(connection: Connection) -> int:
@@ -366,7 +386,10 @@ class Store:
     async def register_kinds(
         self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]
     ) -> None:
-        """Tell the database about kinds: (name, max retries, timeout in seconds, on_closed, payload schema)."""
+        """Tell the database about kinds:
+
+        (name, max retries, timeout in seconds, on_closed, payload schema).
+        """
         columns = [
             list(column) for column in zip(*sorted(kinds, key=lambda kind: kind[0]), strict=True)
         ]
@@ -470,8 +493,11 @@ class Store:
     async def _counting(
         self, name: str, depth: int, *arguments: object, cascade: bool = False
     ) -> Counted:
-        """Run a statement that ends jobs. What closes at depth 0 has no parent to count on, so children of roots, which
-        is nearly everything, need one autocommit statement; deeper ones a transaction with a loop."""
+        """Run a statement that ends jobs.
+
+        What closes at depth 0 has no parent to count on, so children of roots, which is nearly
+        everything, need one autocommit statement; deeper ones a transaction with a loop.
+        """
         if depth <= 1 and not cascade:
             return _counted(await self._pool.fetch(self._sql[name], *arguments))
 

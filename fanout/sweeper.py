@@ -1,10 +1,14 @@
-"""The backstop, on every worker, safe to run on all at once: it mends what crashes left, before it gives anything up.
+"""The backstop, on every worker, safe to run on all at once: it mends what crashes left, before it
+gives anything up.
 
-    every sweep_interval     rescue expired leases; go on ending the children of doomed batches; recount and close
+    every sweep_interval     rescue expired leases; go on ending the children of doomed batches;
+    recount and close
                              batches that have no open child left
-    every give_up_interval   recount batches without a sign of life; give up those that stay without one
+    every give_up_interval   recount batches without a sign of life; give up those that stay without
+    one
 
-Every write repeats its conditions under its lock, in SQL; what is read here only says where to look.
+Every write repeats its conditions under its lock, in SQL; what is read here only says where to
+look.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ PAGE = 100
 
 
 class Sweeper:
-    """`on_counted(counted)` is called after each commit that ended jobs, `on_rescued()` when jobs became pending."""
+    """`on_counted(counted)` is called after each commit that ended jobs, `on_rescued()` when jobs
+    became pending.
+    """
 
     def __init__(
         self,
@@ -67,7 +73,10 @@ class Sweeper:
         await self.give_ups.stop()
 
     def lost_contact(self) -> None:
-        """Start to count anew how long this process has been in contact with the database. Any thread may call it."""
+        """Start to count anew how long this process has been in contact with the database.
+
+        Any thread may call it.
+        """
         self._contact_since = time.monotonic()
 
     async def sweep(self) -> None:
@@ -82,8 +91,11 @@ class Sweeper:
             raise
 
     async def rescue(self) -> int:
-        """Put back what workers let fall, and end what keeps killing them. An outage is nobody's death, so this is for
-        callers who have been in contact with the database for a lease. Returns how many jobs were moved."""
+        """Put back what workers let fall, and end what keeps killing them.
+
+        An outage is nobody's death, so this is for callers who have been in contact with the
+        database for a lease. Returns how many jobs were moved.
+        """
         moved = 0
         for depth in await self._store.expired_depths():
             after_id = 0
@@ -116,8 +128,10 @@ class Sweeper:
             await self._one(job_id, self.end_children)
 
     async def end_children(self, job_id: int) -> None:
-        """Cancel, in chunks, the open children of one doomed job. Children that are locked right now are left to the
-        next round."""
+        """Cancel, in chunks, the open children of one doomed job.
+
+        Children that are locked right now are left to the next round.
+        """
         while True:
             counted = await self._store.doom_chunk(job_id, self._settings.doom_chunk)
             self._on_counted(counted)
@@ -145,7 +159,9 @@ class Sweeper:
             self._on_counted(counted)
 
     async def give_up(self) -> None:
-        """Mend, then give up, batches without a sign of life; forget workers that were lost a day ago."""
+        """Mend, then give up, batches without a sign of life; forget workers that were lost a day
+        ago.
+        """
         after = self._settings.give_up_after
 
         async def candidates(limit: int, after_id: int) -> list[int]:
@@ -177,7 +193,9 @@ class Sweeper:
 
 
 async def _pages(read: Callable[[int, int], Awaitable[list[int]]]) -> AsyncIterator[int]:
-    """Every id that `read(limit, after_id)` finds, ascending, by keyset: rows that stay cannot hide those behind them."""
+    """Every id that `read(limit, after_id)` finds, ascending, by keyset: rows that stay cannot hide
+    those behind them.
+    """
     after_id = 0
     while ids := await read(PAGE, after_id):
         for job_id in ids:

@@ -64,9 +64,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a fan-out: the child's key, unique in its batch, and the snapshot it will read.
+    """One document of a fan-out: the child's key, unique in its batch, and the snapshot it will
+    read.
 
-    `gone` says why the document was no longer there when the snapshot was taken: its child is born failed, and counted.
+    `gone` says why the document was no longer there when the snapshot was taken: its child is born
+    failed, and counted.
     """
 
     key: str
@@ -133,7 +135,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Stopped through no fault of its own (shutdown, the engine's database): back to pending, at no cost."""
+    """Stopped through no fault of its own (shutdown, the engine's database): back to pending, at no
+    cost.
+    """
 
 
 Outcome = Completed | Failed | Retry | Interrupted
@@ -337,7 +341,9 @@ class Progress:
     percent: int
     """Rounded down; 100 only when closed."""
     rate_per_second: float | None
-    """Children that ended per second over the last 15 to 30 s; of a closed batch, over its whole run."""
+    """Children that ended per second over the last 15 to 30 s; of a closed batch, over its whole
+    run.
+    """
     eta_seconds: tuple[float, float] | None
     """Least and most seconds until the last child ends, at that rate; None: nobody can say."""
     elapsed_seconds: float

@@ -1,7 +1,9 @@
-"""Wake-ups: a hint that jobs of a kind are due, so that an idle worker need not wait for its next look.
+"""Wake-ups: a hint that jobs of a kind are due, so that an idle worker need not wait for its next
+look.
 
-Lost ones cost a poll interval and nothing else. They are sent after the commit that they speak of, in statements of
-their own, coalesced; they are received on a connection of their own, that nothing else uses.
+Lost ones cost a poll interval and nothing else. They are sent after the commit that they speak of,
+in statements of their own, coalesced; they are received on a connection of their own, that nothing
+else uses.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def channel_of(settings: Settings) -> str:
 
 
 class Waker:
-    """Sends. `wake(kind)` returns at once; kinds that come while a hint is on its way go out together after it."""
+    """Sends.
+
+    `wake(kind)` returns at once; kinds that come while a hint is on its way go out together after
+    it.
+    """
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
@@ -118,7 +124,10 @@ class Listener:
             await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.1 * 2.0 ** min(failures, 10)))
 
     async def _listen(self) -> None:
-        """Listen until the connection is lost. The session never opens a transaction: that would hold up the queue."""
+        """Listen until the connection is lost.
+
+        The session never opens a transaction: that would hold up the queue.
+        """
         connection = await connect(self._dsn, self._settings, "listen")
         lost = asyncio.Event()
         try:

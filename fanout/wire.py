@@ -1,12 +1,14 @@
-"""JSON at the edge: what is refused here never reaches the database, so no row is ever unstorable or unreadable.
+"""JSON at the edge: what is refused here never reaches the database, so no row is ever unstorable
+or unreadable.
 
-Refused, each with the path of the culprit: NUL and lone surrogates (PostgreSQL stores neither), NaN and infinities
-(also 1e999, which JSON parsers turn into one), integers of more than 4,300 digits (Python would not read them
-back), nesting beyond 64 levels, text over a limit in bytes.
+Refused, each with the path of the culprit: NUL and lone surrogates (PostgreSQL stores neither), NaN
+and infinities (also 1e999, which JSON parsers turn into one), integers of more than 4,300 digits
+(Python would not read them back), nesting beyond 64 levels, text over a limit in bytes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,28 +17,38 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from pydantic import TypeAdapter
 
 __all__ = ["Json", "checked_text", "clipped", "decode", "encode"]
 
 Json = Any
-"""What JSON can say: None, bool, int, float, str, list, dict with str keys. Also what pydantic turns into it."""
+"""What JSON can say:
+
+None, bool, int, float, str, list, dict with str keys. Also what pydantic turns into it.
+"""
 
 MAX_DEPTH: Final = 64
 MAX_INT_DIGITS: Final = 4300
 _PYDANTIC_REMEDY: Final = "Use a pydantic model, a dataclass, or what JSON can say"
 
 
-def encode(
-    value: Any, field: str, limit: int, to_bytes: Callable[[Any], bytes] | None = None
-) -> str:
-    """JSON text of `value`, at most `limit` bytes of UTF-8. `to_bytes` is a model's own serializer.
+def encode(value: Any, field: str, limit: int, adapter: TypeAdapter[Any] | None = None) -> str:
+    """JSON text of `value`, at most `limit` bytes of UTF-8.
+
+    `adapter` knows its type; None: plain JSON.
 
     Raises:
-        UsageError: it cannot be said in JSON, or PostgreSQL or Python could not read it back; names the path.
+        UsageError: it cannot be said in JSON, or PostgreSQL or Python could not read it back; names
+            the path.
     """
     try:
-        raw = to_json(value, inf_nan_mode="constants") if to_bytes is None else to_bytes(value)
+        raw = (
+            to_json(value, inf_nan_mode="constants")
+            if adapter is None
+            else adapter.dump_json(value)
+        )
     except (PydanticSerializationError, ValueError, RecursionError, UnicodeError) as refused:
         _look_for_culprit(value, field)
         raise UsageError(
@@ -48,6 +60,9 @@ def encode(
             f"has {len(raw)} bytes of JSON, the limit is {limit}",
             "Store the data elsewhere and pass its id",
         )
+    if adapter is not None and b"null" in raw:
+        # A model writes NaN as null, and would not read that back as a number.
+        _look_for_culprit(adapter.dump_python(value, mode="json"), field)
     # The quick look. Only what is suspicious is walked in Python.
     if (
         b"\\u0000" in raw
@@ -62,7 +77,14 @@ def encode(
 
 def decode(text: str | None) -> Any:
     """The value of stored JSON text; None for SQL NULL."""
-    return None if text is None else from_json(text)
+    if text is None:
+        return None
+    try:
+        return from_json(text)
+    except (
+        ValueError
+    ):  # nested deeper than we accept: it came in by SQL, and must still be readable
+        return json.loads(text)
 
 
 def checked_text(text: str, field: str, limit: int) -> str:
@@ -82,14 +104,16 @@ def checked_text(text: str, field: str, limit: int) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """`text` made storable and cut to `limit` bytes of UTF-8 at a character, with a mark that says how long it was.
+    """`text` made storable and cut to `limit` bytes of UTF-8 at a character, with a mark that says
+    how long it was.
 
-    NUL becomes U+2400 and a lone surrogate U+FFFD: an error text must never be the reason that an error is lost.
+    NUL becomes U+2400 and a lone surrogate U+FFFD: an error text must never be the reason that an
+    error is lost.
     """
-    clean = text.replace("\x00", "\u2400").encode(
-        "utf-8", "replace" if text.isascii() else "surrogatepass"
-    )
-    clean = clean.decode("utf-8", "replace").encode()
+    # UTF-16 knows which surrogates are half a character and which are alone; one U+FFFD for each of
+    # those.
+    whole = text.replace("\x00", "\u2400").encode("utf-16-le", "surrogatepass")
+    clean = whole.decode("utf-16-le", "replace").encode()
     if len(clean) <= limit:
         return clean.decode()
     mark = f" … (cut, {len(clean)} bytes in all)".encode()
@@ -128,7 +152,9 @@ def _look_for_culprit(value: Any, field: str) -> None:
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any, int]]:
-    """(path, value, depth) of everything in plain data, without recursion: the input may be 200,000 levels deep."""
+    """(path, value, depth) of everything in plain data, without recursion: the input may be 200,000
+    levels deep.
+    """
     todo: list[tuple[str, Any, int]] = [(path, value, 0)]
     while todo:
         where, item, depth = todo.pop()

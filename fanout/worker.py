@@ -56,7 +56,8 @@ FULL_LOOK_SECONDS: Final = 1.0
 LONGEST_HOARD_SECONDS: Final = 1.0
 """How long a claim may wait in the buffer behind slow handlers before it is given back."""
 DRAIN_SECONDS: Final = 10.0
-"""How long a busy worker first stops claiming so that a job can run alone; doubled until it could."""
+"""How long a busy worker first stops claiming so that a job can run alone; doubled until it could.
+"""
 _ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -70,8 +71,9 @@ def _version() -> str:
 class Worker:
     """Runs jobs of `handlers`, at most `concurrency` at once.
 
-    `async with worker:` or `start()` and `stop()`. `failed` is set when a handler could not be stopped: the process
-    should then exit and be started again; with `exit_when_stuck` it does so by itself when its loop is blocked.
+    `async with worker:` or `start()` and `stop()`. `failed` is set when a handler could not be
+    stopped: the process should then exit and be started again; with `exit_when_stuck` it does so by
+    itself when its loop is blocked.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class Worker:
         """The kinds it serves."""
         self._low_water = 0  # claim again when no more than this waits in the buffer
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="fanout handler")
-        # One look at all deadlines instead of a timer a job: a timer costs as much as running a small handler.
+        # One look at all deadlines instead of a timer a job: a timer costs as much as running a
+        # small handler.
         tick = min(0.25, min(handler.timeout for handler in self._handlers.values()) / 10)
         self._timeouts = Loop("timeouts", self._stop_overdue, max(0.01, tick), jitter=0)
         self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
@@ -175,6 +178,7 @@ class Worker:
             wake=self._wake_others,
         )
         self._state = "new"
+        self._ending: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -184,12 +188,18 @@ class Worker:
         if self._state != "new":
             return
         self._state = "running"
-        await self._store.register_kinds(
-            [
-                (h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema())
-                for h in self._handlers.values()
-            ]
-        )
+        try:
+            await self._store.register_kinds(
+                [
+                    (h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema())
+                    for h in self._handlers.values()
+                ]
+            )
+        except BaseException:
+            self._state = "new"  # so that the next start does all of it
+            raise
+        if self._stopping:
+            return  # told to stop meanwhile
         self.sweeper.lost_contact()
         self.finisher.start()
         self.heartbeat.start()
@@ -199,17 +209,28 @@ class Worker:
         self._claims.start()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Claim nothing more, give running handlers `grace` seconds, release the rest at no cost, end. Again is fine.
+        """Claim nothing more, give running handlers `grace` seconds, release the rest at no cost,
+        end.
 
-        Returns when all outcomes are written, or, with the database away, after `database_timeout` seconds.
+        Again is fine.
+
+        Returns when all outcomes are written, or, with the database away, after `database_timeout`
+        seconds. Whoever calls it again waits for the same end.
         """
-        if self._state != "running":
+        if self._ending is None:
+            grace = self._settings.stop_grace if grace is None else grace
+            self._stopping = True
+            if self._state == "new":
+                self._state = "stopped"
+                return
             self._state = "stopped"
-            return
-        self._state = "stopped"
-        grace = self._settings.stop_grace if grace is None else grace
-        self._stopping = True
-        # A claim in flight is waited for: cancelled, it might be made all the same, and nobody would know.
+            self._ending = self._loop.create_task(self._stop(grace), name="fanout stop")
+        # A caller that is cancelled leaves; the end goes on.
+        await asyncio.shield(self._ending)
+
+    async def _stop(self, grace: float) -> None:
+        # A claim in flight is waited for: cancelled, it might be made all the same, and nobody
+        # would know.
         await self._claims.stop(patience=self._settings.database_timeout)
         self._give_back_buffer()
         try:
@@ -223,13 +244,18 @@ class Worker:
         await self.sweeper.stop()
         await self.listener.stop()
         await self.heartbeat.stop()
-        # A thread that hangs in user code cannot be joined; the process that owns it decides when to die.
+        # A thread that hangs in user code cannot be joined; the process that owns it decides when
+        # to die.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def kill(self) -> None:
-        """Stop now: running handlers are cancelled and released at once."""
+        """Stop now: running handlers are cancelled and released at once.
+
+        Also while `stop` waits for them.
+        """
         self._stopping = True
         await self._interrupt()
+        self._idle.set()  # a `stop` that waits need not wait for what does not stop
         await self.stop(0)
 
     async def __aenter__(self) -> Self:
@@ -275,14 +301,18 @@ class Worker:
         ]
         for held in running:
             held.stop = held.stop or Stop.SHUTDOWN
-            if held.task is not None:
-                held.task.cancel()
+            self._cancel(held)
         if not running:
             return
         tasks = [held.task for held in running if held.task is not None]
         _, stubborn = await asyncio.wait(tasks, timeout=min(1.0, self._settings.timeout_grace))
         for held in running:
-            if held.task in stubborn:
+            if held.task not in stubborn:
+                continue
+            self.failed.set()
+            if held.is_overdue:
+                continue  # left to rescue: at no cost, it would hang one process after the other for ever
+            if held.stop is not Stop.LOST:
                 _log.error(
                     "job %d does not stop, its claim is released while it runs",
                     held.claim.id,
@@ -290,7 +320,15 @@ class Worker:
                 )
                 self.finisher.add(held.claim, Interrupted())
                 held.stop = Stop.LOST
-                self.failed.set()
+
+    def _cancel(self, held: Held) -> None:
+        """Cancel a running handler.
+
+        One whose task has not taken its first step sees `held.stop` there: a task that is cancelled
+        before it never runs, not even its `finally`.
+        """
+        if held.task is not None and held.deadline is not None:
+            held.task.cancel()
 
     # -- claiming -----------------------------------------------------------------------------------------------------
 
@@ -314,12 +352,15 @@ class Worker:
             await self._run_alone()
 
     def _room(self) -> int:
-        """How many jobs to claim now: free slots, and ahead only what runs within `prefetch_seconds`."""
+        """How many jobs to claim now: free slots, and ahead only what runs within
+        `prefetch_seconds`.
+        """
         ahead = 0
         if self._typical != float("inf"):
             in_time = self.concurrency * self._settings.prefetch_seconds / max(self._typical, 1e-6)
             ahead = min(self._settings.prefetch, int(in_time))
-        # A claim costs a round trip however many it brings: go when half of what is held ahead has run.
+        # A claim costs a round trip however many it brings: go when half of what is held ahead has
+        # run.
         self._low_water = ahead // 2
         if len(self._buffer) > self._low_water:
             return 0
@@ -356,7 +397,9 @@ class Worker:
         return claims
 
     async def _or_in_doubt(self, claiming: Awaitable[T]) -> T:
-        """A claim whose answer is lost may have been made, or be made yet by a backend that has not noticed."""
+        """A claim whose answer is lost may have been made, or be made yet by a backend that has not
+        noticed.
+        """
         try:
             return await claiming
         except BaseException:
@@ -377,7 +420,9 @@ class Worker:
         ]
 
     def _raise_floors(self, claims: Sequence[Claim]) -> None:
-        """Where the next walk may begin: at the last row of each kind and priority that this one took."""
+        """Where the next walk may begin: at the last row of each kind and priority that this one
+        took.
+        """
         for claim in claims:
             slot = (claim.kind, claim.priority)
             if claim.run_at > self._floors.get(slot, _ALWAYS):
@@ -421,8 +466,11 @@ class Worker:
         return True
 
     def _drains_now(self) -> bool:
-        """Should this busy worker claim nothing for a while, so that a job can run alone? For as long as it then claims
-        again, and twice as long each time, so that neither side is starved."""
+        """Should this busy worker claim nothing for a while, so that a job can run alone?
+
+        For as long as it then claims again, and twice as long each time, so that neither side is
+        starved.
+        """
         if self._suspect_since is None or not self._held:
             return False
         waited = time.monotonic() - self._suspect_since
@@ -448,9 +496,11 @@ class Worker:
         held.deadline = started + handler.timeout
         held.let_go_at = held.deadline + self._settings.timeout_grace
         try:
-            outcome = await execute(held, handler, self._runtime, self._threads, self._random)
-        except asyncio.CancelledError:  # before the handler's first step
-            outcome = None if held.stop is Stop.LOST else Interrupted()
+            outcome = (
+                await execute(held, handler, self._runtime, self._threads, self._random)
+                if held.stop is None
+                else Interrupted()
+            )
         except BaseException:
             _log.exception(
                 "running job %d failed outside its handler", claim.id, extra=self._extra(claim)
@@ -559,9 +609,8 @@ class Worker:
                 claim.id,
                 extra=self._extra(claim),
             )
-            if held.task is not None:
-                held.task.cancel()
-            elif held in self._buffer:
+            self._cancel(held)
+            if held in self._buffer:
                 self._buffer.remove(held)
                 del self._held[claim.id]
 
@@ -586,7 +635,9 @@ class Worker:
         return bool(overdue) and now - min(overdue) > self._settings.heartbeat
 
     def _let_go(self, ids: list[int]) -> None:
-        """The loop lives, a handler does not stop: claim nothing more, and have the process started again."""
+        """The loop lives, a handler does not stop: claim nothing more, and have the process started
+        again.
+        """
         self._answered_at = time.monotonic()
         if not self.failed.is_set():
             _log.critical("jobs %s did not stop after their timeout; their leases are let go", ids)
