@@ -1,0 +1,80 @@
+"""`demo`: fan out over real documents, live; database and workers live as long as the command."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fanout.errors import UsageError
+
+from .database import checked
+from .demo_run import Ask, DemoRun
+from .demo_summary import tell
+from .exits import Exit
+
+__all__ = ["demo"]
+
+LIBRARIES: Final = (
+    "charset_normalizer",
+    "docutils",
+    "docx",
+    "lxml",
+    "markdown_it",
+    "py3langid",
+    "pypdf",
+    "regex",
+    "stop_words",
+)
+
+
+def demo(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Files and folders: PDF, HTML, Markdown, reStructuredText, text, DOCX. "
+            "Default: readmes, metadata and licences of the installed packages.",
+            show_default=False,
+        ),
+    ] = None,
+    dsn: Annotated[
+        str | None,
+        typer.Option(
+            help="A database of your own, instead of the embedded PostgreSQL.", show_default=False
+        ),
+    ] = None,
+    *,
+    workers: Annotated[
+        int, typer.Option("--workers", "-n", min=1, max=64, help="Worker processes.")
+    ] = 2,
+    results: Annotated[Path, typer.Option(help="Folder for results and report.")] = Path(
+        "fanout-demo"
+    ),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, and read also what was read before.")
+    ] = False,
+) -> int:
+    """Fan out over real documents: one child each, live progress, results, a report.
+
+    Run it again: what is unchanged is not read twice. Ctrl-C, and run it again: it goes on where it
+    was. Documents that cannot be read do not make it fail: the exit code is 0 when the batch
+    completes.
+    """
+    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
+        raise UsageError(
+            "demo", f"not installed: {', '.join(missing)}", 'pip install "pgfanout[demo,embedded]"'
+        )
+    folder = results.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "results", f"{folder} cannot be made: {error.strerror}", "Name a folder of your own"
+        ) from None
+    ask = Ask(tuple(paths or ()), checked(dsn, "--dsn"), workers, folder, fresh=fresh)
+    outcome = asyncio.run(DemoRun(ask).run())
+    return Exit.INTERRUPTED if outcome is None else tell(outcome)

@@ -1,0 +1,187 @@
+"""One run of the demo: take stock, start workers, follow the batch, stop everything."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from fanout.demo.corpus import Corpus, take_stock
+from fanout.demo.documents import BadPath
+from fanout.demo.outputs import Written
+from fanout.demo.run import Batch, begin, written_by
+from fanout.engine import Engine
+from fanout.errors import FanoutError, PermanentError, UsageError
+from fanout.handle import JobHandle
+from fanout.states import Status
+from fanout.values import FailureReason, Progress
+
+from .database import say
+from .live import View
+from .logs import LogLevel
+from .supervisor import Supervisor
+from .watch import GROUPS, SLOWEST, Failures
+from .worker import Fleet
+
+__all__ = ["Ask", "DemoRun", "Outcome"]
+
+T = TypeVar("T")
+
+APP: Final = "fanout.demo.app:engine"
+CONCURRENCY: Final = 3
+"""Extraction uses a core each: more threads in a process only wait for each other."""
+GRACE_SECONDS: Final = 3.0
+COUNT_STEP: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the command line asked for."""
+
+    paths: tuple[Path, ...]
+    dsn: str | None
+    workers: int
+    folder: Path
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What there is to tell in the end."""
+
+    corpus: Corpus
+    batch: Batch
+    progress: Progress
+    written: Written
+    seconds: float
+    """Of this run, from its begin to the batch's close."""
+    slowest: list[tuple[str, Status, float]]
+    reasons: list[FailureReason]
+
+
+class DemoRun:
+    """Runs once. The first Ctrl-C stops it gracefully, a second one its workers at once."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._is_interrupted = False
+        self._supervisor: Supervisor | None = None
+
+    async def run(self) -> Outcome | None:
+        """Run to the end; None: interrupted. Leaves nothing running either way."""
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt, task)
+        try:
+            return await self._work()
+        except asyncio.CancelledError:
+            if not self._is_interrupted:
+                raise
+            say("interrupted; run the same command again, and it goes on where it was")
+            return None
+
+    def _interrupt(self, task: asyncio.Task[Any] | None) -> None:
+        if not self._is_interrupted and task is not None:
+            self._is_interrupted = True
+            task.cancel()
+        elif self._supervisor is not None:
+            self._supervisor.kill()
+
+    async def _work(self) -> Outcome:
+        ask = self._ask
+        with View("documents") as view:
+            corpus = await self._take_stock(view)
+            began_at = time.monotonic()
+            view.note("starting PostgreSQL" if ask.dsn is None else "connecting")
+            async with Engine(ask.dsn) if ask.dsn else Engine.embedded() as engine:
+                batch = await begin(engine, corpus, ask.folder, fresh=ask.fresh)
+                async with self._workers() as gone:
+                    progress = await _until(gone, _followed(batch.handle, view))
+                    seconds = time.monotonic() - began_at
+                    view.note("writing results and report")
+                    written = await _until(gone, _written(engine, batch.handle))
+                corpus.manifest.unlink(missing_ok=True)
+                return Outcome(
+                    corpus, batch, progress, written, seconds,
+                    await batch.handle.slowest(SLOWEST),
+                    await batch.handle.failure_reasons(GROUPS + 1),
+                )  # fmt: skip
+
+    async def _take_stock(self, view: View) -> Corpus:
+        try:
+            return await asyncio.to_thread(
+                take_stock, self._ask.paths, self._ask.folder, self._counting(view)
+            )
+        except BadPath as error:
+            raise UsageError(
+                "path", str(error), "Name files and folders that exist, or none for the default"
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                "results", f"{self._ask.folder}: {error.strerror}", "Name a folder of your own"
+            ) from None
+
+    def _counting(self, view: View) -> Callable[[int], None]:
+        def seen(count: int) -> None:
+            if self._is_interrupted:
+                raise InterruptedError  # a thread cannot be cancelled, and would hold up the end
+            if count % COUNT_STEP == 0:
+                view.note(f"looking at documents: {count:,}", is_passing=True)
+
+        return seen
+
+    @asynccontextmanager
+    async def _workers(self) -> AsyncIterator[asyncio.Future[int]]:
+        """Worker processes while the body runs; the future is done when they end by themselves."""
+        ask = self._ask
+        fleet = Fleet(
+            APP, ask.workers, CONCURRENCY, dsn=ask.dsn, is_embedded=ask.dsn is None,
+            stop_grace=GRACE_SECONDS, log_level=LogLevel.ERROR,
+        )  # fmt: skip
+        supervisor = self._supervisor = Supervisor(
+            fleet.processes, fleet.command, fleet.environment()
+        )
+        running = asyncio.ensure_future(supervisor.run())
+        try:
+            yield running
+        finally:
+            supervisor.stop()
+            await asyncio.wait([running])
+
+
+async def _until(gone: asyncio.Future[int], work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, unless all workers end before: nothing would ever move again.
+
+    Raises:
+        FanoutError: they did; each has said why on stderr.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        both: list[asyncio.Future[Any]] = [task, gone]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise FanoutError(f"the worker processes ended, with exit code {gone.result()}")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _followed(handle: JobHandle, view: View) -> Progress:
+    progress = await handle.progress()
+    failures = Failures(handle)
+    async for progress in handle.watch():
+        view.show(progress, await failures.new(progress))
+    return progress
+
+
+async def _written(engine: Engine, handle: JobHandle) -> Written:
+    try:
+        return await written_by(engine, handle)
+    except PermanentError as error:
+        raise UsageError("results", str(error), "Name another folder with --results") from None
