@@ -19,7 +19,8 @@ def check_kind(name: object, field: str = "kind") -> str:
         raise ConfigurationError(
             field,
             f"{name!r} is not a valid name",
-            "A kind is letters, digits and underscores, starts with a letter and has at most 63 characters, like papers_extract",
+            "A kind is letters, digits and underscores, starts with a letter and has at most "
+            "63 characters, like papers_extract",
         )
     return name
 

@@ -138,7 +138,7 @@ class Engine:
         engine._embedded_home = home
         return engine
 
-    # -- handlers -----------------------------------------------------------------------------------------------------
+    # -- handlers ---------------------------------------------------------------------------------
 
     @overload
     def job(self, function: Callable[[Job[P]], Awaitable[R]], /) -> Handler[P, R]: ...
@@ -204,7 +204,7 @@ class Engine:
 
         return register if function is None else register(function)
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Connect and bring the schema up to date.
@@ -326,7 +326,7 @@ class Engine:
         return worker
 
     def sweeper(self) -> Sweeper:
-        """A sweeper that is not running, for one round by hand: `await engine.sweeper().sweep()`."""
+        """A sweeper that does not run, for a round by hand: `await engine.sweeper().sweep()`."""
 
         def wake(counted: Counted) -> None:
             for kind in counted.follow_ups:
@@ -334,7 +334,7 @@ class Engine:
 
         return Sweeper(self.store, self.settings, on_counted=wake)
 
-    # -- submitting -----------------------------------------------------------------------------------------------------
+    # -- submitting -------------------------------------------------------------------------------
 
     async def submit(
         self,
@@ -436,7 +436,7 @@ class Engine:
         if self._waker is not None:
             self._waker.wake(kind)
 
-    # -- reading and steering -------------------------------------------------------------------------------------------
+    # -- reading and steering ---------------------------------------------------------------------
 
     def handle(self, job_id: int) -> JobHandle:
         """A handle on a job, which is not looked up before it is used."""
@@ -463,7 +463,7 @@ class Engine:
         return await self.store.workers()
 
 
-def _check_due(run_at: datetime | None, delay: float | None) -> None:
+def _check_due(run_at: object, delay: object) -> None:
     if run_at is not None and delay is not None:
         raise UsageError("run_at", "is given together with delay", "Give one of the two")
     if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):

@@ -125,13 +125,7 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not turn a failure into a crash
         text = ""
-    return (
-        text
-        if text and isinstance(error, UsageError)
-        else f"{type(error).__name__}: {text}"
-        if not text
-        else text
-    )
+    return text or type(error).__name__
 
 
 async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executor) -> Any:

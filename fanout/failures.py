@@ -49,6 +49,8 @@ class Classified:
     retry_after: float | None = None
 
 
+HTTP_STATUSES: Final = range(100, 600)
+CLIENT_ERROR: Final = 4
 TRANSIENT_STATUSES: Final = frozenset({408, 425, 429})
 _PERMANENT: Final = (
     PermanentError,
@@ -67,7 +69,7 @@ def classify(
     permanent: tuple[type[BaseException], ...] = (),
     transient: tuple[type[BaseException], ...] = (),
 ) -> Classified:
-    """Judge what a handler raised. `permanent` and `transient` are the handler's own, and go first."""
+    """Judge what a handler raised; `permanent` and `transient` are its own, and go first."""
     if permanent and isinstance(error, permanent):
         return Classified(Blame.PERMANENT)
     if transient and isinstance(error, transient):
@@ -86,7 +88,7 @@ def classify(
     if isinstance(error, _PERMANENT):
         return Classified(Blame.PERMANENT)
     status = _http_status(error)
-    if status is not None and 400 <= status < 500 and status not in TRANSIENT_STATUSES:
+    if status is not None and status // 100 == CLIENT_ERROR and status not in TRANSIENT_STATUSES:
         return Classified(Blame.PERMANENT)
     return Classified(Blame.TRANSIENT, _retry_after(error))
 
@@ -115,7 +117,7 @@ def _http_status(error: BaseException) -> int | None:
         (error, "code"),
     ):
         value = _attribute(holder, name)
-        if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
+        if isinstance(value, int) and not isinstance(value, bool) and value in HTTP_STATUSES:
             return value
     return None
 

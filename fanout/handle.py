@@ -191,11 +191,13 @@ class JobHandle:
             if row.parent_id is not None:
                 raise Refused(
                     self.id,
-                    f"it is a child: retry it through its batch, job {row.parent_id}, with keys=[{row.document_key!r}]",
+                    f"it is a child: retry it through its batch, job {row.parent_id}, "
+                    f"with keys=[{row.document_key!r}]",
                 )
             raise Refused(
                 self.id,
-                f"it is {row.outcome}, and only a failed job, or a batch with failed children, can be retried",
+                f"it is {row.outcome}, and only a failed job, or a batch with failed children, "
+                "can be retried",
             )
         picked = None if keys is None else [checked_text(key, "keys", 512) for key in keys]
         if error is not None:

@@ -32,7 +32,7 @@ MANAGER_MAX_RETRIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Handler(Generic[P, R]):
-    """A registered handler. Calling it calls the function, so it can be tested without an engine."""
+    """A registered handler. Calling it calls the function: it can be tested without an engine."""
 
     name: str
     """The kind of its jobs."""
@@ -87,7 +87,7 @@ def _encode(adapter: TypeAdapter[Any] | None, value: Any, field: str, limit: int
 
 
 def _shown(value: object) -> str:
-    """A value in few words; it may be 200,000 levels deep, have 5,000 digits, or a broken __repr__."""
+    """A value in few words; it may be 200,000 levels deep, or have a broken __repr__."""
     try:
         return reprlib.repr(value)
     except Exception:  # noqa: BLE001 - the error that is told of must not be lost to another one
@@ -133,7 +133,7 @@ def make_handler(
         name=kind,
         function=function,
         is_async=inspect.iscoroutinefunction(function)
-        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+        or inspect.iscoroutinefunction(type(function).__call__),
         timeout=float(
             timeout
             if timeout is not None

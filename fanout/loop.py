@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Loop"]
 
 MOST_SECONDS_BETWEEN_TRIES = 5.0
+SECONDS_BETWEEN_LINES = 60.0
 
 
 class Loop:
@@ -105,7 +106,7 @@ class Loop:
 
     def _report(self, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._logged_at < 60:
+        if now - self._logged_at < SECONDS_BETWEEN_LINES:
             return
         self._logged_at = now
         known = isinstance(error, DatabaseUnavailable)

@@ -4,7 +4,7 @@ at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from .pool import Connection, Pool
 
 __all__ = ["MigrationReport", "check_schema", "migrate"]
+
+
+# The schema's name is a checked setting, like in every statement.
+_VERSION: Final = "SELECT COALESCE(max(version), 0) AS version FROM {}.migration"
+_LANDED: Final = "INSERT INTO {}.migration (version, name) VALUES ($1, $2)"
 
 
 class MigrationReport(NamedTuple):
@@ -64,17 +69,16 @@ async def _migrate(connection: Connection, schema: str) -> MigrationReport:
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration "
-        "(version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
+        "(version integer PRIMARY KEY, name text NOT NULL, "
+        "applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
     )
-    before = await connection.fetchval(f"SELECT COALESCE(max(version), 0) FROM {schema}.migration")
+    before = await connection.fetchval(_VERSION.format(schema))
     if before > expected_version():
         raise SchemaMismatch(schema, before, expected_version())
     for version, name, sql in load_migrations(schema):
         if version > before:
             await connection.execute(sql, timeout=300)
-            await connection.execute(
-                f"INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)", version, name
-            )
+            await connection.execute(_LANDED.format(schema), version, name)
     return MigrationReport(schema, before, expected_version())
 
 
@@ -83,9 +87,7 @@ async def schema_version(pool: Pool, schema: str) -> int:
     exists = await pool.fetch("SELECT to_regclass($1) IS NOT NULL AS it", f"{schema}.migration")
     if not exists[0]["it"]:
         return 0
-    rows: Any = await pool.fetch(
-        f"SELECT COALESCE(max(version), 0) AS version FROM {schema}.migration"
-    )
+    rows: Any = await pool.fetch(_VERSION.format(schema))
     return int(rows[0]["version"])
 
 

@@ -42,14 +42,14 @@ class Settings(BaseSettings):
     )
     database_timeout: Seconds = Field(
         10,
-        description="Seconds until a statement counts as lost: a half-open connection must not hang a worker.",
+        description="Seconds until a statement counts as lost: no half-open connection hangs a worker.",
     )
     transaction_pooler: bool = Field(
-        False,
-        description="The DSN leads through a transaction pooler: no prepared statements, no session settings, no LISTEN.",
+        default=False,
+        description="The DSN leads through a transaction pooler: no prepared statements, no LISTEN.",
     )
     migrate_on_start: bool = Field(
-        True, description="Bring the schema up to date when the engine starts."
+        default=True, description="Bring the schema up to date when the engine starts."
     )
 
     concurrency: int = Field(
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     prefetch: int = Field(
         500,
         ge=0,
-        description="Most jobs claimed ahead, and only while handlers take milliseconds: never more than is run in prefetch_seconds.",
+        description="Most jobs claimed ahead, and only what is run within prefetch_seconds.",
     )
     prefetch_seconds: Seconds = Field(
         0.1, description="Work held ahead in a process: what a crash sends to be run alone."
@@ -75,14 +75,14 @@ class Settings(BaseSettings):
     )
     sweep_interval: Seconds = Field(
         10,
-        description="Seconds between looks for expired leases and for batches that should have closed, jittered.",
+        description="Seconds between looks for expired leases and unclosed batches, jittered.",
     )
     give_up_interval: Seconds = Field(
         600, description="Seconds between looks for batches without a sign of life, jittered."
     )
     give_up_after: Seconds = Field(
         7200,
-        description="Seconds without a sign of life, while a worker had free slots, until a batch is given up.",
+        description="Seconds without a sign of life, with free slots, until a batch is given up.",
     )
     max_deaths: int = Field(
         3, ge=1, description="Deaths while a job ran alone that end it as poison."
@@ -90,11 +90,11 @@ class Settings(BaseSettings):
 
     timeout: Seconds = Field(
         1800,
-        description="Seconds a handler may run, queueing not counted, where it names no timeout of its own.",
+        description="Seconds a handler may run, queueing not counted, where it names none itself.",
     )
     timeout_grace: Seconds = Field(
         10,
-        description="Seconds a handler has to stop after its timeout; then its lease is let go and the process exits.",
+        description="Seconds to stop after the timeout; then the lease is let go, the process exits.",
     )
     max_retries: int = Field(
         3,
