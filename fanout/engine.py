@@ -298,7 +298,7 @@ class Engine:
         name: str | None = None,
         exit_when_stuck: bool = False,
     ) -> Worker:
-        """A worker for this engine's handlers:
+        """A worker for this engine's handlers.
 
         `async with engine.worker():`. It installs no signal handlers.
 

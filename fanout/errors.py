@@ -117,7 +117,7 @@ class SchemaMismatch(FanoutError):
 
 
 class DatabaseUnavailable(FanoutError):
-    """The engine's own database did not answer. What was sent may or may not have been committed."""
+    """The engine's own database did not answer. What was sent may have been committed, or not."""
 
 
 class PermanentError(Exception):

@@ -48,15 +48,16 @@ async def execute(
             if handler.is_async
             else await _in_thread(handler, job, threads)
         )
-        if held.timed_out:  # it caught its cancellation, and came back late
-            raise TimeoutError
         if held.stop is Stop.LOST:
             return None
-        return Completed(handler.encode_result(value, settings.max_result_bytes))
+        if not held.timed_out:
+            return Completed(handler.encode_result(value, settings.max_result_bytes))
+        # It caught its cancellation, and came back late.
+        error: BaseException = TimeoutError()
     except asyncio.CancelledError:
         if held.stop is not None:
             return _stopped(held)
-        error: BaseException = RuntimeError("the handler was cancelled from within")
+        error = RuntimeError("the handler was cancelled from within")
     except KeyboardInterrupt:
         return Interrupted()
     except LostClaim:

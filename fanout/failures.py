@@ -139,7 +139,7 @@ def _retry_after(error: BaseException) -> float | None:
         try:
             value = get("Retry-After") or get("retry-after")
         except Exception:  # noqa: BLE001 - not headers after all
-            continue
+            value = None
         if (seconds := _seconds(value)) is not None:
             return seconds
     return None

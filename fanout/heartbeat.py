@@ -58,7 +58,7 @@ class Vitals(Protocol):
 
     @property
     def state(self) -> str:
-        """ "running" or "stopping"."""
+        """One of: running, stopping."""
 
 
 class Heartbeat:

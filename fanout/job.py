@@ -239,8 +239,9 @@ async def _chunks(
 def _document(item: object) -> Document:
     if isinstance(item, Document):
         return item
-    if isinstance(item, tuple) and len(item) == 2:
-        return Document(*item)
+    match item:
+        case (key, payload) if isinstance(item, tuple):
+            return Document(key, payload)
     raise UsageError(
         "documents",
         f"holds a {type(item).__name__}",

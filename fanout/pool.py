@@ -57,7 +57,7 @@ class NotStarted(DatabaseUnavailable):
 
 
 class Connection(asyncpg.Connection):
-    """A connection whose release costs no round trip: the engine never leaves session state behind."""
+    """A connection whose release costs no round trip: the engine leaves no session state."""
 
     def get_reset_query(self) -> str:
         """Nothing to reset."""
@@ -68,17 +68,15 @@ def is_unavailable(error: BaseException) -> bool:
     """Is this trouble with the server or the way to it, and not with what was asked?"""
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "").startswith(INFRASTRUCTURE)
-    return (
-        isinstance(
-            error,
-            OSError
-            | TimeoutError
-            | asyncpg.InterfaceError
-            | asyncpg.InternalClientError  # the driver's own, when a connection breaks between two of its states
-            | DatabaseUnavailable,
-        )
-        and not isinstance(error, asyncpg.DataError)
-    )
+    return isinstance(
+        error,
+        OSError
+        | TimeoutError
+        | asyncpg.InterfaceError
+        # The driver's own, when a connection breaks between two of its states.
+        | asyncpg.InternalClientError
+        | DatabaseUnavailable,
+    ) and not isinstance(error, asyncpg.DataError)
 
 
 def is_data_error(error: BaseException) -> bool:
@@ -194,7 +192,9 @@ class Pool:
         except BaseException as error:
             # A cancelled or timed-out statement may still hold its row locks on the server.
             if is_unavailable(error) or isinstance(error, asyncio.CancelledError):
-                connection.terminate()
+                # One that is lost has left the pool by itself, and says so by an error.
+                with suppress(asyncpg.InterfaceError):
+                    connection.terminate()
             raise translated(error) from error
         finally:
             await pool.release(connection)

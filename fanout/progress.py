@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .states import Status
 from .values import Progress
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 __all__ = ["percent_done", "progress_from"]
+
+STALE_SECONDS: Final = 120.0
+"""A mark older than this says nothing about the rate now."""
+SHORTEST_WINDOW_SECONDS: Final = 0.5
+SAMPLE: Final = 1000
+"""Pending children that the query looks at for its reasons."""
 
 
 def percent_done(ended: int, total: int, *, closed: bool) -> int:
@@ -60,7 +66,7 @@ def _window(row: Mapping[str, Any]) -> tuple[datetime, int] | None:
         (row["last_mark_at"], row["last_mark_ended"]),
         (row["mark_at"], row["mark_ended"]),
     ):
-        if at is not None and (row["now"] - at).total_seconds() <= 120:
+        if at is not None and (row["now"] - at).total_seconds() <= STALE_SECONDS:
             return at, ended
     return None
 
@@ -73,7 +79,7 @@ def _rate(row: Mapping[str, Any], ended: int) -> float | None:
     if window is None:
         return None
     seconds = (row["now"] - window[0]).total_seconds()
-    return (ended - window[1]) / seconds if seconds >= 0.5 else None
+    return (ended - window[1]) / seconds if seconds >= SHORTEST_WINDOW_SECONDS else None
 
 
 def _eta(
@@ -96,7 +102,7 @@ def _eta(
 def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str]:
     """Sentences. `row["sampled"]` counts what was looked at, at most 1,000."""
     said: list[str] = []
-    at_least = "at least " if row["sampled"] >= 1000 else ""
+    at_least = "at least " if row["sampled"] >= SAMPLE else ""
     said += [f"no worker serves {kind}" for kind in sorted(row["unserved"] or ())]
     if row["later"]:
         what = (
@@ -108,11 +114,13 @@ def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str
     if row["suspects"]:
         said.append(f"{row['suspects']} wait to run alone: a worker died while they ran")
     if row["ahead"] and not row["processing"]:
-        said.append(
-            f"behind {row['ahead']} other {'batch' if row['ahead'] == 1 else 'batches'} of the same kind"
-        )
+        said.append(f"behind {row['ahead']} other {_plural(row['ahead'])} of the same kind")
     if row["verdict"]:
         said.append(
             f"it is being ended as {row['verdict']}: {row['reason'] or 'no reason was kept'}"
         )
     return said
+
+
+def _plural(count: int) -> str:
+    return "batch" if count == 1 else "batches"

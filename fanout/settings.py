@@ -42,11 +42,11 @@ class Settings(BaseSettings):
     )
     database_timeout: Seconds = Field(
         10,
-        description="Seconds until a statement counts as lost: no half-open connection hangs a worker.",
+        description="Seconds until a statement is lost: a half-open connection hangs no worker.",
     )
     transaction_pooler: bool = Field(
         default=False,
-        description="The DSN leads through a transaction pooler: no prepared statements, no LISTEN.",
+        description="The DSN leads to a transaction pooler: no prepared statements, no LISTEN.",
     )
     migrate_on_start: bool = Field(
         default=True, description="Bring the schema up to date when the engine starts."
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     )
     timeout_grace: Seconds = Field(
         10,
-        description="Seconds to stop after the timeout; then the lease is let go, the process exits.",
+        description="Seconds to stop after the timeout; then the lease goes and the process exits.",
     )
     max_retries: int = Field(
         3,

@@ -50,7 +50,7 @@ class Store:
         self._pool = pool
         self._sql = load_statements(schema)
 
-    # -- in ---------------------------------------------------------------------------------------------------------
+    # -- in ---------------------------------------------------------------------------------------
 
     async def submit(
         self, jobs: Sequence[NewJob], connection: asyncpg.Connection | None = None
@@ -92,7 +92,7 @@ class Store:
         async with connection.transaction():
             return await body(connection)
 
-    # -- claims -----------------------------------------------------------------------------------------------------
+    # -- claims -----------------------------------------------------------------------------------
 
     async def claim(
         self,
@@ -147,7 +147,7 @@ class Store:
         priority: int,
         on_closed: str | None,
     ) -> tuple[int, int]:
-        """One chunk of children:
+        """Dispatch one chunk of children.
 
         `documents` are (key, payload JSON, error or None). Returns (children made, total now).
 
@@ -264,7 +264,7 @@ class Store:
         )
         return {row["id"] for row in rows}
 
-    # -- sweeping ---------------------------------------------------------------------------------------------------
+    # -- sweeping ---------------------------------------------------------------------------------
 
     async def expired_depths(self) -> list[int]:
         """Depths at which leases have run out, deepest first."""
@@ -337,7 +337,7 @@ class Store:
 
         return await self._pool.transaction(body)
 
-    # -- opening again ----------------------------------------------------------------------------------------------
+    # -- opening again ----------------------------------------------------------------------------
 
     async def retry_failed(
         self, job_id: int, keys: Sequence[str] | None = None, error: str | None = None
@@ -381,12 +381,12 @@ class Store:
         """Open a failed job without children again. False: it is not one."""
         return bool(await self._pool.fetch(self._sql["retry_job"], job_id))
 
-    # -- workers ----------------------------------------------------------------------------------------------------
+    # -- workers ----------------------------------------------------------------------------------
 
     async def register_kinds(
         self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]
     ) -> None:
-        """Tell the database about kinds:
+        """Tell the database about kinds.
 
         (name, max retries, timeout in seconds, on_closed, payload schema).
         """
@@ -404,7 +404,7 @@ class Store:
         """Hint to idle workers. A statement of its own, never beside data."""
         await self._pool.fetch(self._sql["wake"], channel, payload)
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     async def progress(self, job_id: int) -> Progress:
         """What is true of a job now. Raises JobNotFound."""
@@ -488,7 +488,7 @@ class Store:
         value: UUID = (await self._pool.fetch(self._sql["installation"]))[0]["id"]
         return value
 
-    # -- counting ---------------------------------------------------------------------------------------------------
+    # -- counting ---------------------------------------------------------------------------------
 
     async def _counting(
         self, name: str, depth: int, *arguments: object, cascade: bool = False

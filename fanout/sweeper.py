@@ -174,7 +174,10 @@ class Sweeper:
     async def _give_up_one(self, job_id: int) -> None:
         await self.recount(job_id)
         after = self._settings.give_up_after
-        reason = f"closed by the sweeper: no sign of life for {_in_words(after)} while a worker had free slots"
+        reason = (
+            f"closed by the sweeper: no sign of life for {_in_words(after)} "
+            "while a worker had free slots"
+        )
         if await self._store.give_up(job_id, after, reason):
             self.given_up += 1
             _log.error("job %d was given up: %s", job_id, reason, extra={"job_id": job_id})
@@ -186,7 +189,7 @@ class Sweeper:
             await step(job_id)
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged, with its traceback
             _log.exception(
                 "sweeping job %d failed, the others go on", job_id, extra={"job_id": job_id}
             )
@@ -207,6 +210,7 @@ async def _pages(read: Callable[[int, int], Awaitable[list[int]]]) -> AsyncItera
 
 
 def _in_words(seconds: float) -> str:
-    if seconds >= 3600:
-        return f"{seconds / 3600:g} h"
-    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

@@ -80,7 +80,7 @@ class Waker:
 
 
 class Listener:
-    """Receives: calls `on_wake(kinds)` (an empty set: all) for each hint, and reconnects for ever."""
+    """Receives: calls `on_wake(kinds)` for each hint (an empty set: all), reconnects for ever."""
 
     def __init__(self, dsn: str, settings: Settings, on_wake: Callable[[set[str]], None]) -> None:
         self._dsn = dsn
@@ -149,7 +149,9 @@ class Listener:
         """Runs in the connection's protocol: must not await, must not raise."""
         try:
             kinds = (
-                json.loads(payload) if isinstance(payload, str) and len(payload) <= 8000 else None
+                json.loads(payload)
+                if isinstance(payload, str) and len(payload) <= MAX_PAYLOAD_BYTES
+                else None
             )
         except (ValueError, RecursionError):
             kinds = None

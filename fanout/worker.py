@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
-from .errors import ConfigurationError, DatabaseUnavailable
+from .errors import ConfigurationError
 from .execution import execute
 from .finisher import Finisher
 from .heartbeat import Heartbeat
@@ -181,7 +181,7 @@ class Worker:
         self._ending: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Register kinds and begin. Again is fine. Raises DatabaseUnavailable."""
@@ -286,7 +286,7 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """ "running" or "stopping"."""
+        """One of: running, stopping."""
         return "stopping" if self._stopping else "running"
 
     @property
@@ -311,7 +311,8 @@ class Worker:
                 continue
             self.failed.set()
             if held.is_overdue:
-                continue  # left to rescue: at no cost, it would hang one process after the other for ever
+                # Left to rescue: at no cost, it would hang one process after the other for ever.
+                continue
             if held.stop is not Stop.LOST:
                 _log.error(
                     "job %d does not stop, its claim is released while it runs",
@@ -330,7 +331,7 @@ class Worker:
         if held.task is not None and held.deadline is not None:
             held.task.cancel()
 
-    # -- claiming -----------------------------------------------------------------------------------------------------
+    # -- claiming ---------------------------------------------------------------------------------
 
     async def _fill(self) -> None:
         """One look: claim as much as can run soon. Goes on at once while claims come back full."""
@@ -442,10 +443,10 @@ class Worker:
         while self._buffer and self._running < self.concurrency and not self._stopping:
             self._begin(self._buffer.popleft())
 
-    # -- jobs that run alone --------------------------------------------------------------------------------------------
+    # -- jobs that run alone ----------------------------------------------------------------------
 
     async def _run_alone(self) -> bool:
-        """If nothing else runs here, claim a job that must run alone, and begin it. True: it runs."""
+        """If nothing else runs here, claim and begin a job that must run alone. True: it runs."""
         if self._held:
             return False
         claim = await self._or_in_doubt(
@@ -483,7 +484,7 @@ class Worker:
             self._drain_seconds *= 2
         return False
 
-    # -- running --------------------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------
 
     def _begin(self, held: Held) -> None:
         self._running += 1
@@ -501,7 +502,7 @@ class Worker:
                 if held.stop is None
                 else Interrupted()
             )
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - logged, with its traceback
             _log.exception(
                 "running job %d failed outside its handler", claim.id, extra=self._extra(claim)
             )
@@ -564,7 +565,7 @@ class Worker:
             "worker": self.name,
         }
 
-    # -- what others tell -----------------------------------------------------------------------------------------------
+    # -- what others tell -------------------------------------------------------------------------
 
     def _on_written(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
@@ -579,7 +580,8 @@ class Worker:
         for kind in counted.follow_ups:
             self._wake_others(kind)
         if any(job.status is Status.WAITING for job in counted.moved):
-            self.sweeper.sweeps.nudge()  # a manager that failed for good: its children are to be ended
+            # Perhaps a manager that failed for good: its children are to be ended.
+            self.sweeper.sweeps.nudge()
         if self._also_on_counted is not None:
             self._also_on_counted(counted)
 
