@@ -29,6 +29,7 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("fanout.job")
+PAIR = 2
 
 
 class Closed(BaseModel):
@@ -239,9 +240,9 @@ async def _chunks(
 def _document(item: object) -> Document:
     if isinstance(item, Document):
         return item
-    match item:
-        case (key, payload) if isinstance(item, tuple):
-            return Document(key, payload)
+    pair: Any = item
+    if isinstance(item, tuple) and len(pair) == PAIR:
+        return Document(*pair)
     raise UsageError(
         "documents",
         f"holds a {type(item).__name__}",
