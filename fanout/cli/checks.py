@@ -230,7 +230,7 @@ def _load(facts: Facts) -> list[Check]:
             oldest < LONG_TRANSACTION_SECONDS,
             "none is open for long",
             f"one has been open for {duration(oldest)}: vacuum is held up, claims slow down",
-            "find it: SELECT pid, application_name, query FROM pg_stat_activity ORDER BY xact_start",
+            "find it: SELECT pid, query FROM pg_stat_activity ORDER BY xact_start",
         ),
         _check(
             "notify queue",

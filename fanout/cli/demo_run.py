@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from fanout.demo.corpus import Corpus, take_stock
 from fanout.demo.documents import BadPath
 from fanout.demo.outputs import Written
-from fanout.demo.run import Batch, begin, written_by
+from fanout.demo.run import Batch, begin, written_before, written_by
 from fanout.engine import Engine
 from fanout.errors import FanoutError, PermanentError, UsageError
 from fanout.handle import JobHandle
@@ -24,6 +24,7 @@ from fanout.values import FailureReason, Progress
 from .database import say
 from .live import View
 from .logs import LogLevel
+from .output import near
 from .supervisor import Supervisor
 from .watch import GROUPS, SLOWEST, Failures
 from .worker import Fleet
@@ -70,6 +71,7 @@ class DemoRun:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._is_interrupted = False
+        self._is_ready = False
         self._supervisor: Supervisor | None = None
 
     async def run(self) -> Outcome | None:
@@ -93,25 +95,43 @@ class DemoRun:
         elif self._supervisor is not None:
             self._supervisor.kill()
 
+    def _ready(self) -> None:
+        self._is_ready = True
+
     async def _work(self) -> Outcome:
         ask = self._ask
-        with View("documents") as view:
+        with View("documents", near) as view:
             corpus = await self._take_stock(view)
             began_at = time.monotonic()
             view.note("starting PostgreSQL" if ask.dsn is None else "connecting")
             async with Engine(ask.dsn) if ask.dsn else Engine.embedded() as engine:
                 batch = await begin(engine, corpus, ask.folder, fresh=ask.fresh)
-                async with self._workers() as gone:
-                    progress = await _until(gone, _followed(batch.handle, view))
-                    seconds = time.monotonic() - began_at
-                    view.note("writing results and report")
-                    written = await _until(gone, _written(engine, batch.handle))
+                done = await written_before(engine, batch.handle) if batch.was_closed else None
+                written = done or await self._worked(engine, batch, view)
                 corpus.manifest.unlink(missing_ok=True)
                 return Outcome(
-                    corpus, batch, progress, written, seconds,
+                    corpus,
+                    batch,
+                    await batch.handle.progress(),
+                    written,
+                    time.monotonic() - began_at,
                     await batch.handle.slowest(SLOWEST),
                     await batch.handle.failure_reasons(GROUPS + 1),
-                )  # fmt: skip
+                )
+
+    async def _worked(self, engine: Engine, batch: Batch, view: View) -> Written:
+        view.note(f"starting {self._ask.workers} workers")
+        async with self._workers() as gone:
+            await _until(gone, self._followed(batch.handle, view))
+            view.note("writing results and report", is_passing=True)
+            return await _until(gone, _written(engine, batch.handle))
+
+    async def _followed(self, handle: JobHandle, view: View) -> None:
+        failures = Failures(handle)
+        async for progress in handle.watch():
+            # Until the workers are up it waits for them, which is no news here.
+            if self._is_ready or progress.is_closed:
+                view.show(progress, await failures.new(progress))
 
     async def _take_stock(self, view: View) -> Corpus:
         try:
@@ -145,7 +165,7 @@ class DemoRun:
             stop_grace=GRACE_SECONDS, log_level=LogLevel.ERROR,
         )  # fmt: skip
         supervisor = self._supervisor = Supervisor(
-            fleet.processes, fleet.command, fleet.environment()
+            fleet.processes, fleet.command, fleet.environment(), self._ready
         )
         running = asyncio.ensure_future(supervisor.run())
         try:
@@ -170,14 +190,6 @@ async def _until(gone: asyncio.Future[int], work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         task.cancel()
-
-
-async def _followed(handle: JobHandle, view: View) -> Progress:
-    progress = await handle.progress()
-    failures = Failures(handle)
-    async for progress in handle.watch():
-        view.show(progress, await failures.new(progress))
-    return progress
 
 
 async def _written(engine: Engine, handle: JobHandle) -> Written:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from fanout.states import Status
 from .demo_run import Outcome
 from .exits import Exit, clean
 from .live import rate
-from .output import STYLES, console, duration
+from .output import STYLES, console, duration, near
 from .watch import show_reasons, show_slowest
 
 __all__ = ["tell"]
@@ -28,11 +28,11 @@ def tell(outcome: Outcome) -> int:
     for line in _lines(outcome):
         console.print(f"  {line}", markup=False)
     if outcome.slowest:
-        show_slowest(outcome.slowest)
+        show_slowest([(near(key), status, took) for key, status, took in outcome.slowest])
     if progress.failed:
-        show_reasons(outcome.reasons)
-    console.print(f"\nresults  {_near(outcome.written.results)}", markup=False)
-    console.print(f"report   {_near(outcome.written.report)}", markup=False)
+        show_reasons([replace(one, example=near(one.example)) for one in outcome.reasons])
+    console.print(f"\nresults  {near(outcome.written.results)}", markup=False)
+    console.print(f"report   {near(outcome.written.report)}", markup=False)
     return Exit.FINE if progress.status is Status.COMPLETED else Exit.WRONG
 
 
@@ -46,10 +46,13 @@ def _lines(outcome: Outcome) -> list[str]:
             + (f"; {progress.failed:,} could not be read" if progress.failed else ""),
             "--fresh reads all of it again",
         ]
-    lines = [
-        f"{written.reused:,} unchanged, taken from before, {written.read:,} extracted now"
-        + (f", {progress.failed:,} could not be read" if progress.failed else "")
+    parts = [
+        f"{written.read:,} extracted now",
+        written.unchanged and f"{written.unchanged:,} unchanged, taken from before",
+        written.duplicates and f"{written.duplicates:,} with the same content as another",
+        progress.failed and f"{progress.failed:,} could not be read",
     ]
+    lines = [", ".join(part for part in parts if part)]
     now = progress.ended - batch.had_ended
     if batch.had_ended:
         lines.append(
@@ -60,10 +63,3 @@ def _lines(outcome: Outcome) -> list[str]:
     if progress.reason:
         lines.append(clean(progress.reason))
     return lines
-
-
-def _near(path: str) -> str:
-    """As short as it can be typed from here."""
-    here = Path.cwd()
-    found = Path(path)
-    return clean(found.relative_to(here) if found.is_relative_to(here) else found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -30,14 +30,16 @@ PLAIN_SECONDS: Final = 5.0
 """Between two lines where there is no terminal and the percentage hardly moves."""
 PLAIN_STEP: Final = 10
 """Percent after which a line is due at any rate."""
+WHOLE_SECONDS: Final = 120
 LISTED_AS_THEY_COME: Final = 20
 
 
 class View:
     """`with View(title) as view: view.show(progress, new_failures)`. On stderr, beside data."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, label: Callable[[str], str] = str) -> None:
         self._title = title
+        self._label = label
         self._console = Console(stderr=True, highlight=False)
         self._live = (
             Live(console=self._console, transient=True, auto_refresh=True, refresh_per_second=8)
@@ -92,7 +94,7 @@ class View:
                 )
             return
         line = Text("failed  ", style="red")
-        line.append(clean(child.document_key), style="default")
+        line.append(clean(self._label(child.document_key)), style="default")
         line.append(f"  {clean(child.error or child.reason or '')}", style="dim")
         line.truncate(self._console.width if self._live else 500, overflow="ellipsis")
         self._console.print(line, soft_wrap=True)
@@ -168,5 +170,7 @@ def rate(per_second: float) -> str:
 
 def eta(seconds: tuple[float, float]) -> str:
     """The range in which the last child ends."""
-    least, most = (duration(max(1.0, round(end))) for end in seconds)
+    least, most = (
+        f"{max(1, round(end))} s" if end < WHOLE_SECONDS else duration(end) for end in seconds
+    )
     return f"{least} left" if least == most else f"{least} to {most} left"

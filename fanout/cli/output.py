@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -17,7 +19,17 @@ from rich.text import Text
 
 from .exits import clean
 
-__all__ = ["AsJson", "Listing", "ago", "console", "duration", "jsonable", "print_json", "stamp"]
+__all__ = [
+    "AsJson",
+    "Listing",
+    "ago",
+    "console",
+    "duration",
+    "jsonable",
+    "near",
+    "print_json",
+    "stamp",
+]
 
 AsJson = Annotated[
     bool,
@@ -105,6 +117,14 @@ class Listing:
             line.truncate(console.width, overflow="ellipsis")
         line.rstrip()
         console.print(line)
+
+
+def near(path: str) -> str:
+    """A path as short as it says where: from here, or from where packages are installed."""
+    for folder in (Path.cwd(), Path(sysconfig.get_path("purelib"))):
+        if Path(path).is_relative_to(folder):
+            return str(Path(path).relative_to(folder))
+    return path
 
 
 def stamp(at: datetime | None) -> str:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -46,8 +47,8 @@ class Task(Snapshot):
 class Reading(Extracted):
     """What was read in a document."""
 
-    reused: bool = False
-    """Its content was read by an earlier batch."""
+    read_at: datetime | None = None
+    """When its content was read before, in another batch or another document; None: now."""
 
 
 @engine.job(timeout=300, permanent=(UnreadableDocument,))
@@ -55,7 +56,8 @@ def demo_extract(job: Job[Task]) -> Reading:
     """Read one document. A plain function, for it uses a core: it runs in a thread."""
     task = job.payload
     if not task.fresh and (earlier := job.from_thread(cache.look_up(engine, task))) is not None:
-        return Reading(**earlier.model_dump() | {"name": task.name}, reused=True)
+        result, read_at = earlier
+        return Reading(**result.model_dump() | {"name": task.name}, read_at=read_at)
     found = extract(path_of(task.key), task.kind, name=task.name)
     job.from_thread(cache.keep(engine, task.kind, found))
     return Reading(**found.model_dump())

@@ -6,6 +6,7 @@ A result depends on a document's bytes and on how they are read: it is kept unde
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -30,18 +31,21 @@ CREATE TABLE IF NOT EXISTS fanout_demo.reading (
 _pools: WeakKeyDictionary[Engine, asyncio.Future[Pool]] = WeakKeyDictionary()
 
 
-async def look_up(engine: Engine, document: Snapshot) -> Extracted | None:
-    """What was read in a document of this content; None: it is new."""
+async def look_up(engine: Engine, document: Snapshot) -> tuple[Extracted, datetime] | None:
+    """What was read in a document of this content, and when; None: it is new."""
     pool = await _opened(engine)
     rows = await pool.fetch(
-        "SELECT result::text AS result FROM fanout_demo.reading WHERE sha256 = $1 AND kind = $2",
+        "SELECT result::text AS result, read_at FROM fanout_demo.reading"
+        " WHERE sha256 = $1 AND kind = $2",
         document.sha256,
         str(document.kind),
     )
     try:
-        return Extracted.model_validate_json(rows[0]["result"]) if rows else None
+        for row in rows:
+            return Extracted.model_validate_json(row["result"]), row["read_at"]
     except ValidationError:
-        return None  # another version of the demo wrote it: read it again
+        pass  # another version of the demo wrote it: read it again
+    return None
 
 
 async def keep(engine: Engine, kind: MediaKind, found: Extracted) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +31,10 @@ class Written(BaseModel):
     report: str
     read: int = 0
     """Documents that this batch read."""
-    reused: int = 0
-    """Documents whose result was taken from an earlier batch."""
-    failed: int = 0
+    unchanged: int = 0
+    """Documents whose content an earlier batch had read."""
+    duplicates: int = 0
+    """Documents of the same content as another one of this batch."""
 
 
 async def write_outputs(handle: JobHandle, progress: Progress, folder: Path) -> Written:
@@ -41,7 +44,7 @@ async def write_outputs(handle: JobHandle, progress: Progress, folder: Path) -> 
         OSError: the folder cannot be written to.
     """
     results, report = folder / RESULTS, folder / REPORT
-    written = await _write_results(handle.children(), results, report)
+    written = await _write_results(handle, results, report)
     totals = Totals(
         documents=progress.total,
         succeeded=progress.completed,
@@ -52,25 +55,36 @@ async def write_outputs(handle: JobHandle, progress: Progress, folder: Path) -> 
     return written
 
 
-async def _write_results(children: AsyncIterator[Child], results: Path, report: Path) -> Written:
+async def _write_results(handle: JobHandle, results: Path, report: Path) -> Written:
     results.parent.mkdir(parents=True, exist_ok=True)
-    read = reused = failed = 0
-    handle, temporary = tempfile.mkstemp(dir=results.parent, prefix=".results-", suffix=".tmp")
+    begun_at = (await handle.job()).created_at
+    kinds = Counter[str]()
+    descriptor, temporary = tempfile.mkstemp(dir=results.parent, prefix=".results-", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            async for child in children:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            async for child in handle.children():
                 line = _line(child)
-                reused += bool(line.get("reused"))
-                read += child.status is Status.COMPLETED and not line.get("reused")
-                failed += child.status is not Status.COMPLETED
+                kinds[_origin(line, begun_at)] += 1
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         await asyncio.to_thread(_publish, Path(temporary), results)
     except BaseException:
         _remove(Path(temporary))
         raise
     return Written(
-        results=str(results), report=str(report), read=read, reused=reused, failed=failed
+        results=str(results),
+        report=str(report),
+        read=kinds["read"],
+        unchanged=kinds["unchanged"],
+        duplicates=kinds["duplicates"],
     )
+
+
+def _origin(line: Mapping[str, Any], begun_at: datetime) -> str:
+    if line["status"] != Status.COMPLETED:
+        return "failed"
+    if line["read_at"] is None:
+        return "read"
+    return "unchanged" if datetime.fromisoformat(line["read_at"]) < begun_at else "duplicates"
 
 
 def _publish(temporary: Path, results: Path) -> None:
