@@ -59,7 +59,7 @@ class Logged:
     def __enter__(self) -> None:
         self._log.write("start", **self._of)
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         how = "ok" if kind is None else kind.__name__
         self._log.write("end", **self._of, how=how)
 
@@ -68,6 +68,8 @@ async def behave(job: Job[Any]) -> None:
     """What a child does: payload {"do": …}."""
     wish: dict[str, Any] = job.payload or {}
     match wish.get("do", "work"):
+        case "nothing":
+            pass
         case "work":
             await asyncio.sleep(wish.get("seconds", 0))
         case "flaky":
