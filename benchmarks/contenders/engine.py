@@ -89,10 +89,14 @@ class Watched:
         acknowledged = time.time()
         if counted.locked_at is not None:
             self.parent_lock_ms.append((acknowledged - counted.locked_at.timestamp()) * 1000)
-        self.flushed.append(len(counted.moved))
+        self.flushed.append(sum(len(group.ids) for group in counted.groups))
+        self.closes += len(counted.closed)
         # A manager whose children were all faster than it is closed by its own finish.
-        closed = [*counted.closed, *(job for job in counted.moved if job.on_closed)]
-        self.closes += sum(job.status.is_terminal for job in closed)
+        self.closes += sum(
+            len(group.ids)
+            for group in counted.groups
+            if group.on_closed and group.status.is_terminal
+        )
         return counted
 
     async def claim(
