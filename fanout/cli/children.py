@@ -18,6 +18,7 @@ from fanout.states import Status
 from fanout.values import Child
 
 from .database import Dsn, Schema, opened
+from .exits import clean
 from .jobs import JobId
 from .output import AsJson, Listing, console, duration, jsonable, print_json
 
@@ -129,6 +130,7 @@ _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 def safe_cell(cell: object) -> object:
     """A cell that no spreadsheet takes for a formula: what begins like one gets an apostrophe."""
-    if isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell):
-        return f"'{cell}"
-    return cell
+    if not isinstance(cell, str):
+        return cell
+    text = clean(cell, one_line=False)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -102,8 +102,9 @@ def checked(dsn: str | None, field: str) -> str | None:
 def place(dsn: str) -> str:
     """Host and name of a database, without user and password."""
     parts = urlsplit(dsn)
-    host = parts.hostname or "a unix socket"
-    return clean(f"{host}{f':{parts.port}' if parts.port else ''}{parts.path}")
+    if not parts.hostname:
+        return clean(f"{parts.path.lstrip('/') or 'postgres'} over a unix socket")
+    return clean(f"{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
 
 
 def say(line: str) -> None:

@@ -101,9 +101,8 @@ class View:
 
     def _plain_is_due(self, progress: Progress) -> bool:
         now = time.monotonic()
-        due = (
-            progress.is_closed
-            or progress.percent - self._plain_percent >= PLAIN_STEP
+        due = not progress.is_closed and (  # the summary, that comes next, says it better
+            progress.percent - self._plain_percent >= PLAIN_STEP
             or progress.waits_for != self._plain_waits
             or now - self._plain_at >= PLAIN_SECONDS
         )
