@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         description="Most jobs claimed ahead, and only what is run within prefetch_seconds.",
     )
     prefetch_seconds: Seconds = Field(
-        0.1, description="Work held ahead in a process: what a crash sends to be run alone."
+        0.1, description="Seconds of work held ahead in a process: what a crash sends to be run alone."
     )
     poll_interval: Seconds = Field(
         1, description="Seconds between looks of an idle worker: the backstop of the wake-up."
