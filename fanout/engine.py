@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, overload
 from .checks import check_kind, check_max_retries, check_priority
 from .embedded import acquire
 from .errors import ConfigurationError, DatabaseUnavailable, UsageError
+from .event_store import EventStore
 from .handle import JobHandle
 from .handlers import Handler, make_handler
 from .migrate import check_schema, migrate
@@ -122,6 +123,7 @@ class Engine:
         self._pool: Pool | None = None
         self._store: Store | None = None
         self._waker: Waker | None = None
+        self._events: EventStore | None = None
         self._installation_id: UUID | None = None
         self._workers: list[Worker] = []
 
@@ -247,6 +249,7 @@ class Engine:
         store = Store(self._pool, schema)
         self._installation_id = await store.installation_id()
         self._waker = Waker(store, self.settings)
+        self._events = EventStore(self._pool, schema)
         self._store = store
 
     async def stop(self) -> None:
@@ -263,7 +266,7 @@ class Engine:
             await self._pool.close()
         if self._server is not None:
             await asyncio.to_thread(self._server.release)
-        self._store = self._waker = self._pool = self._server = None
+        self._store = self._waker = self._events = self._pool = self._server = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -311,6 +314,7 @@ class Engine:
         store = self.store
         assert self._installation_id is not None  # noqa: S101 - set together with the store
         assert self._waker is not None  # noqa: S101 - set together with the store
+        assert self._events is not None  # noqa: S101 - set together with the store
         worker = Worker(
             store,
             self.settings,
@@ -318,6 +322,7 @@ class Engine:
             self.handlers,
             self._installation_id,
             self._waker,
+            self._events,
             concurrency=concurrency,
             name=name,
             exit_when_stuck=exit_when_stuck,

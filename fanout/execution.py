@@ -14,6 +14,7 @@ from .errors import LostClaim, UsageError
 from .failures import Blame, classify
 from .held import Stop
 from .job import Job
+from .joblogs import current_job
 from .values import Completed, Failed, Interrupted, Retry
 from .wire import clipped, decode
 
@@ -43,6 +44,7 @@ async def execute(
     try:
         claim = held.claim
         job = Job(claim, _payload(claim, handler), runtime)
+        current_job.set(job)
         value = (
             await handler.function(job)
             if handler.is_async

@@ -40,7 +40,8 @@ class Finisher:
     """Takes outcomes, writes them, tells what was written.
 
     `on_written(claims)` is called when claims need no lease any more; `on_counted(counted)` after
-    each commit that ended jobs. Both must not raise.
+    each commit that ended jobs; `on_failed(claim, outcome)` after the commit of a failure or of a
+    retry. None of them may raise.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Finisher:
         *,
         on_written: Callable[[Sequence[Claim]], None],
         on_counted: Callable[[Counted], None],
+        on_failed: Callable[[Claim, Failed | Retry], None] = lambda _claim, _outcome: None,
     ) -> None:
         self._store = store
         self._token = token
         self._flush_limit = flush_limit
         self._on_written = on_written
         self._on_counted = on_counted
+        self._on_failed = on_failed
         self._pending: deque[Item] = deque()
         self._arrived = asyncio.Event()
         self._empty = asyncio.Event()
@@ -178,6 +181,9 @@ class Finisher:
             await self._store.release(released, self._token)
         if retries:
             back = await self._store.retry(retries, self._token)
+            for claim, retry in retries:
+                if claim.id in back:
+                    self._on_failed(claim, retry)
             # Not put back: the budget is used up, or the claim is lost. The next statement knows
             # which.
             ended += [
@@ -195,6 +201,9 @@ class Finisher:
         moved = counted.moved_ids
         self.written += len(moved)
         self._on_counted(counted)
+        for claim, outcome in ended:
+            if isinstance(outcome, Failed) and claim.id in moved:
+                self._on_failed(claim, outcome)
         missing = [claim for claim, _ in ended if claim.id not in moved]
         if missing and in_doubt:
             # The commit whose answer was lost may have happened: `ended_by` tells our end from a

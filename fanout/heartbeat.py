@@ -82,7 +82,7 @@ class Heartbeat:
         *,
         on_lost: Callable[[list[Claim]], None],
         on_silence: Callable[[], None],
-        on_overdue: Callable[[list[int]], None],
+        on_overdue: Callable[[list[int]], bool],
     ) -> None:
         self._dsn = dsn
         self._settings = settings
@@ -109,8 +109,8 @@ class Heartbeat:
             self._thread = threading.Thread(target=self._main, name="fanout heartbeat", daemon=True)
             self._thread.start()
 
-    async def stop(self) -> None:
-        """Take this worker off the list, and end. Again is fine."""
+    async def stop(self, patience: float) -> None:
+        """Take this worker off the list, and end, in `patience` seconds at most. Again is fine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -118,7 +118,7 @@ class Heartbeat:
         self._nudge()
         # Not in a thread of the loop's own: user code may have all of those, and never give one
         # back.
-        deadline = time.monotonic() + self._settings.database_timeout
+        deadline = time.monotonic() + patience
         while thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - another loop's end
             await asyncio.sleep(0.005)
 
@@ -175,9 +175,10 @@ class Heartbeat:
         return connection
 
     async def _beat(self, connection: Connection) -> None:
-        self._let_go()
         lease = timedelta(seconds=self._settings.lease)
-        held = [one for one in dict(self._held).values() if not one.is_overdue]
+        # If the worker's loop is stuck, nothing that it holds will end here, begun or not.
+        is_stuck = self._let_go()
+        held = [one for one in dict(self._held).values() if not (is_stuck or one.is_overdue)]
         leaves = [one.claim for one in held if not one.fans_out]
         lost: list[Claim] = []
         if leaves:
@@ -233,10 +234,9 @@ class Heartbeat:
             vitals.state,
         )
 
-    def _let_go(self) -> None:
+    def _let_go(self) -> bool:
         overdue = [one.claim.id for one in dict(self._held).values() if one.is_overdue]
-        if overdue:
-            self._on_overdue(overdue)
+        return bool(overdue) and self._on_overdue(overdue)
 
     async def _say_goodbye(self, connection: Connection | None) -> None:
         if connection is None or connection.is_closed():

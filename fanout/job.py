@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from .checks import check_kind, check_max_retries, check_priority
 from .errors import UsageError
+from .events import LEVELS, event_text, str_of
 from .states import Status
 from .values import Dispatched, Document
 from .wire import checked_text, clipped, decode, encode
@@ -124,6 +125,24 @@ class Job(Generic[P]):
                 "worker": self._runtime.worker_name,
             },
         )
+
+    def log(self, message: object, *, level: str = "info", **fields: Any) -> None:
+        """Say something to everybody who watches: one line of the job's stream.
+
+        It is put into a buffer and this returns at once; it never blocks and never raises. A line
+        may have 256 KiB; `fields` are what JSON can say. From a thread it works as well.
+        """
+        name = level if level in LEVELS else "info"
+        text = event_text("log", self._claim, str_of(message), level=name, fields=fields)
+        self._runtime.publish(self._claim, text)
+
+    def progress(self, done: int, of: int | None = None, message: str | None = None) -> None:
+        """Say how far this job is by its own measure, pages for example; the latest wins.
+
+        What a batch shows as progress is its committed counters, never this.
+        """
+        text = event_text("progress", self._claim, message, done=done, of=of)
+        self._runtime.publish(self._claim, text, latest=True)
 
     def timeout(self, seconds: float) -> asyncio.Timeout:
         """`async with job.timeout(90):` around a network call; a call that takes longer is a

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .checks import check_kind
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from .held import Held
+    from .publisher import Publisher
     from .settings import Settings
     from .store import Store
     from .values import Claim, Document
@@ -38,6 +42,27 @@ class Runtime:
     held: Mapping[int, Held]
     wake: Callable[[str], None]
     """Hint that jobs of a kind are due."""
+    publisher: Publisher
+    thread_id: int = field(default_factory=threading.get_ident)
+    """Of the event loop: handlers may run in others."""
+
+    def publish(
+        self, claim: Claim, text: bytes, *, lifecycle: bool = False, latest: bool = False
+    ) -> None:
+        """Have an event of a claim stored and sent. From any thread; returns at once."""
+        publish = partial(
+            self.publisher.publish,
+            claim.root_id or claim.id,
+            text,
+            (claim.id, claim.attempt),
+            lifecycle=lifecycle,
+            latest_of=claim.id if latest else None,
+        )
+        if threading.get_ident() == self.thread_id:
+            publish()
+        else:
+            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+                self.loop.call_soon_threadsafe(publish)
 
     def handler_of(self, target: Handler[Any, Any] | str) -> Handler[Any, Any] | None:
         """The handler of a kind; None: it is served elsewhere."""

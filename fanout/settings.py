@@ -63,7 +63,8 @@ class Settings(BaseSettings):
         description="Most jobs claimed ahead, and only what is run within prefetch_seconds.",
     )
     prefetch_seconds: Seconds = Field(
-        0.1, description="Seconds of work held ahead in a process: what a crash sends to be run alone."
+        0.1,
+        description="Seconds of work held ahead: what a crash sends to be run alone.",
     )
     poll_interval: Seconds = Field(
         1, description="Seconds between looks of an idle worker: the backstop of the wake-up."
@@ -123,6 +124,14 @@ class Settings(BaseSettings):
     )
     doom_chunk: int = Field(
         500, ge=1, le=5000, description="Children that one transaction cancels."
+    )
+
+    inline_events: bool = Field(
+        default=True,
+        description="Hints carry the text of events: NOTIFY shows it to every role.",
+    )
+    event_retention: Seconds = Field(
+        7 * 86_400, description="Seconds that events are kept; then they are pruned in small steps."
     )
 
     max_result_bytes: int = Field(

@@ -368,6 +368,8 @@ class Store:
                         current,
                         "it was cancelled or has failed as a whole; submit it again instead",
                     )
+                if row["closed"] and row["parent_id"] is None:
+                    await connection.execute(self._sql["reopen_stream"], current)
                 if not row["closed"] or row["parent_id"] is None:
                     return len(ids)
                 completed, failed, cancelled = (
@@ -379,7 +381,14 @@ class Store:
 
     async def retry_job(self, job_id: int) -> bool:
         """Open a failed job without children again. False: it is not one."""
-        return bool(await self._pool.fetch(self._sql["retry_job"], job_id))
+
+        async def body(connection: Connection) -> bool:
+            if not await connection.fetch(self._sql["retry_job"], job_id):
+                return False
+            await connection.execute(self._sql["reopen_stream"], job_id)
+            return True
+
+        return await self._pool.transaction(body)
 
     # -- workers ----------------------------------------------------------------------------------
 

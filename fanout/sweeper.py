@@ -55,6 +55,7 @@ class Sweeper:
         self._on_counted = on_counted
         self._on_rescued = on_rescued
         self._contact_since = time.monotonic()
+        self._swept_at = _clocks()
         self.sweeps = Loop("sweeper", self.sweep, settings.sweep_interval)
         self.give_ups = Loop("give up", self.give_up, settings.give_up_interval)
         self.rescued = 0
@@ -81,6 +82,8 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One round of mending."""
+        if self._was_asleep():
+            self.lost_contact()
         try:
             if time.monotonic() - self._contact_since >= self._settings.lease:
                 await self.rescue()
@@ -89,6 +92,18 @@ class Sweeper:
         except DatabaseUnavailable:
             self.lost_contact()
             raise
+        finally:
+            self._swept_at = _clocks()
+
+    def _was_asleep(self) -> bool:
+        """Was this process frozen, or its host suspended?
+
+        Then so were others, perhaps, whose leases ran out meanwhile: they beat before they die.
+        """
+        longest = max(self._settings.lease / 2, 2 * self._settings.sweep_interval)
+        return any(
+            now - then > longest for now, then in zip(_clocks(), self._swept_at, strict=True)
+        )
 
     async def rescue(self) -> int:
         """Put back what workers let fall, and end what keeps killing them.
@@ -193,6 +208,11 @@ class Sweeper:
             _log.exception(
                 "sweeping job %d failed, the others go on", job_id, extra={"job_id": job_id}
             )
+
+
+def _clocks() -> tuple[float, float]:
+    """Two, for the monotonic one stands still while a host is suspended."""
+    return time.monotonic(), time.time()
 
 
 async def _pages(read: Callable[[int, int], Awaitable[list[int]]]) -> AsyncIterator[int]:

@@ -153,6 +153,11 @@ class Moved:
     status: Status
     on_closed: str | None
 
+    @property
+    def is_ended_root(self) -> bool:
+        """Is it the root of a stream, which ends with it?"""
+        return self.parent_id is None and self.status.is_terminal
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from .errors import ConfigurationError
+from .events import event_text
 from .execution import execute
 from .finisher import Finisher
 from .heartbeat import Heartbeat
 from .held import Held, Stop
 from .loop import Loop
+from .publisher import Publisher
 from .runtime import Runtime
 from .states import Status
 from .sweeper import Sweeper
-from .values import Interrupted
+from .values import Interrupted, Retry
 from .wakeups import Listener
 
 if TYPE_CHECKING:
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
+    from .event_store import EventStore
     from .handlers import Handler
     from .settings import Settings
     from .store import Store
-    from .values import Claim, Counted
+    from .values import Claim, Counted, Failed
     from .wakeups import Waker
 
 __all__ = ["Worker"]
@@ -84,6 +87,7 @@ class Worker:
         handlers: Mapping[str, Handler[Any, Any]],
         installation_id: UUID,
         waker: Waker,
+        events: EventStore,
         *,
         concurrency: int | None = None,
         name: str | None = None,
@@ -148,7 +152,9 @@ class Worker:
             settings.flush_limit,
             on_written=self._on_written,
             on_counted=self._on_counted,
+            on_failed=self._on_failed,
         )
+        self.publisher = Publisher(events, self.token, settings)
         self.sweeper = Sweeper(
             store, settings, on_counted=self._on_counted, on_rescued=self._claims.nudge
         )
@@ -176,10 +182,12 @@ class Worker:
             handlers=self._handlers,
             held=self._held,
             wake=self._wake_others,
+            publisher=self.publisher,
         )
         self._state = "new"
         self._ending: asyncio.Task[None] | None = None
-        self._answered_at = time.monotonic()
+        # time.monotonic() of the heartbeat's first question that the loop has not answered
+        self._asked_at: float | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -201,6 +209,7 @@ class Worker:
         if self._stopping:
             return  # told to stop meanwhile
         self.sweeper.lost_contact()
+        self.publisher.start()
         self.finisher.start()
         self.heartbeat.start()
         self.sweeper.start()
@@ -229,21 +238,25 @@ class Worker:
         await asyncio.shield(self._ending)
 
     async def _stop(self, grace: float) -> None:
+        until = self._loop.time() + grace
         # A claim in flight is waited for: cancelled, it might be made all the same, and nobody
         # would know.
-        await self._claims.stop(patience=self._settings.database_timeout)
+        await self._claims.stop(patience=min(self._settings.database_timeout, max(grace, 1.0)))
         self._give_back_buffer()
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout_at(until):
                 await self._idle.wait()
         except TimeoutError:
             await self._interrupt()
         await self._timeouts.stop()
+        # With the database away, one `database_timeout` for all of the rest.
+        until = self._loop.time() + self._settings.database_timeout
         await self.finisher.drain(self._settings.database_timeout)
         await self.finisher.stop()
+        await self.publisher.stop()
         await self.sweeper.stop()
         await self.listener.stop()
-        await self.heartbeat.stop()
+        await self.heartbeat.stop(max(0.1, until - self._loop.time()))
         # A thread that hangs in user code cannot be joined; the process that owns it decides when
         # to die.
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -579,11 +592,22 @@ class Worker:
     def _on_counted(self, counted: Counted) -> None:
         for kind in counted.follow_ups:
             self._wake_others(kind)
+        closed = [job.id for job in (*counted.closed, *counted.moved) if job.is_ended_root]
+        if closed:
+            self.publisher.end(closed)
         if any(job.status is Status.WAITING for job in counted.moved):
             # Perhaps a manager that failed for good: its children are to be ended.
             self.sweeper.sweeps.nudge()
         if self._also_on_counted is not None:
             self._also_on_counted(counted)
+
+    def _on_failed(self, claim: Claim, outcome: Failed | Retry) -> None:
+        """Tell the watchers, once it is committed."""
+        kind, delay = (
+            ("retry", round(outcome.delay, 1)) if isinstance(outcome, Retry) else ("failed", None)
+        )
+        text = event_text(kind, claim, outcome.error, error_type=outcome.error_type, delay=delay)
+        self._runtime.publish(claim, text, lifecycle=True)
 
     def _wake_others(self, kind: str) -> None:
         self._waker.wake(kind)
@@ -616,31 +640,28 @@ class Worker:
                 self._buffer.remove(held)
                 del self._held[claim.id]
 
-    def _on_overdue(self, ids: list[int]) -> None:
-        """Runs in the heartbeat's thread: the loop may be what is stuck."""
-        asked_at = time.monotonic()
-        self._loop.call_soon_threadsafe(self._let_go, ids)
-        if (
-            self._exit_when_stuck
-            and asked_at - self._answered_at > self._settings.timeout_grace
-            and self._overdue_since(asked_at)
-        ):
-            _log.critical("jobs %s block this process, it exits to be started again", ids)
-            os._exit(os.EX_SOFTWARE)
+    def _on_overdue(self, ids: list[int]) -> bool:
+        """Ask the loop to let go of what does not stop. Runs in the heartbeat's thread.
 
-    def _overdue_since(self, now: float) -> bool:
-        overdue = [
-            held.let_go_at
-            for held in dict(self._held).values()
-            if held.let_go_at is not None and held.let_go_at < now
-        ]
-        return bool(overdue) and now - min(overdue) > self._settings.heartbeat
+        True: the loop itself is what is stuck, it does not answer.
+        """
+        now = time.monotonic()
+        asked_at = self._asked_at
+        if asked_at is None:
+            asked_at = self._asked_at = now
+        self._loop.call_soon_threadsafe(self._let_go, ids)
+        if now - asked_at <= self._settings.timeout_grace:
+            return False
+        _log.critical("jobs %s block the event loop of this process", ids)
+        if self._exit_when_stuck:
+            os._exit(os.EX_SOFTWARE)
+        return True
 
     def _let_go(self, ids: list[int]) -> None:
         """The loop lives, a handler does not stop: claim nothing more, and have the process started
         again.
         """
-        self._answered_at = time.monotonic()
+        self._asked_at = None
         if not self.failed.is_set():
             _log.critical("jobs %s did not stop after their timeout; their leases are let go", ids)
             self.failed.set()

@@ -1,0 +1,190 @@
+"""The statements of streams: append, end, replay, watch.
+
+The relay and the publisher call these, nothing else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from .statements import load_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from uuid import UUID
+
+    from .pool import Pool
+
+__all__ = ["Appended", "EventStore", "NewBatch", "StoredBatch", "StreamHead"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """Events of one stream, to be numbered and stored."""
+
+    stream_id: int
+    count: int
+    body: bytes
+    """A JSON text a line."""
+    batch: int
+    """The writer's running number: a batch that is sent twice is written once."""
+    claims: frozenset[tuple[int, int]]
+    """(job id, attempt) of the claims that speak in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch that was stored."""
+
+    stream_id: int
+    generation: int
+    first_number: int
+    watched: bool
+    """Does anybody look?"""
+    late: frozenset[int] = frozenset()
+    """Jobs in it that had been given to another worker by then."""
+    body: bytes = b""
+    """Of an end: the event, which the database wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """How far a stream is."""
+
+    stream_id: int
+    generation: int
+    first_number: int
+    """The first event that is still stored."""
+    last_number: int
+    closed: bool
+    """Its last event is the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A stored batch: `count` events, a JSON text a line, numbered from `first_number` on."""
+
+    first_number: int
+    count: int
+    late: frozenset[int]
+    body: bytes
+
+
+class EventStore:
+    """Raises DatabaseUnavailable from every method."""
+
+    def __init__(self, pool: Pool, schema: str = "fanout") -> None:
+        self._pool = pool
+        self._sql = load_statements(schema)
+
+    async def open_streams(self, stream_ids: Collection[int]) -> None:
+        """Make heads where there are none."""
+        await self._pool.fetch(self._sql["open_streams"], sorted(stream_ids))
+
+    async def append(self, batches: Sequence[NewBatch], writer: UUID) -> list[Appended]:
+        """Number and store batches of different streams in one commit.
+
+        A stream that is missing in the answer has ended, or had this batch already.
+        """
+        ordered = sorted(batches, key=lambda batch: batch.stream_id)
+        claims = [(batch.stream_id, *claim) for batch in ordered for claim in sorted(batch.claims)]
+        rows = await self._pool.fetch(
+            self._sql["append"],
+            [batch.stream_id for batch in ordered],
+            [batch.count for batch in ordered],
+            [batch.body for batch in ordered],
+            [batch.batch for batch in ordered],
+            writer,
+            [stream_id for stream_id, _, _ in claims],
+            [job_id for _, job_id, _ in claims],
+            [attempt for _, _, attempt in claims],
+        )
+        return [
+            Appended(
+                row["stream_id"],
+                row["generation"],
+                row["first_number"],
+                row["watched"],
+                frozenset(row["late"] or ()),
+            )
+            for row in rows
+        ]
+
+    async def end_streams(self, batches: Sequence[tuple[int, int]], writer: UUID) -> list[Appended]:
+        """Store the last event of streams whose root job has ended.
+
+        `batches`: (stream id, batch number).
+        """
+        ordered = sorted(batches)
+        rows = await self._pool.fetch(
+            self._sql["end_streams"],
+            [stream_id for stream_id, _ in ordered],
+            writer,
+            [batch for _, batch in ordered],
+        )
+        return [
+            Appended(
+                row["stream_id"],
+                row["generation"],
+                row["first_number"],
+                row["watched"],
+                body=row["body"].encode(),
+            )
+            for row in rows
+        ]
+
+    async def heads(self, stream_ids: Collection[int]) -> dict[int, StreamHead]:
+        """Heads by stream id; a stream that never had an event may be missing."""
+        rows = await self._pool.fetch(self._sql["heads"], list(stream_ids))
+        return {
+            row["stream_id"]: StreamHead(
+                row["stream_id"],
+                row["generation"],
+                row["first_number"],
+                row["last_number"],
+                row["closed"],
+            )
+            for row in rows
+        }
+
+    async def replay(self, stream_id: int, first: int, last: int, limit: int) -> list[StoredBatch]:
+        """At most `limit` batches with the events `first` to `last`, in order; the first may begin
+        before `first`.
+        """
+        rows = await self._pool.fetch(self._sql["replay"], stream_id, first, last, limit)
+        return [
+            StoredBatch(
+                row["first_number"], row["count"], frozenset(row["late"] or ()), row["body"]
+            )
+            for row in rows
+        ]
+
+    async def watch(self, stream_ids: Collection[int], seconds: float) -> None:
+        """Say that somebody watches these streams for `seconds`."""
+        await self._pool.fetch(self._sql["watch"], sorted(stream_ids), timedelta(seconds=seconds))
+
+    async def renew_generation(self, stream_id: int, generation: int) -> int | None:
+        """After a fail-over that lost events: a new generation of numbers.
+
+        None: somebody did so already.
+        """
+        rows = await self._pool.fetch(self._sql["renew_generation"], stream_id, generation)
+        return rows[0]["generation"] if rows else None
+
+    async def notify(self, channel: str, payloads: Sequence[str]) -> None:
+        """Hint.
+
+        An autocommit statement of its own: NOTIFY takes a lock on the whole database at commit.
+        """
+        await self._pool.fetch(self._sql["notify"], channel, list(payloads))
+
+    async def prune(self, retention_seconds: float, limit: int) -> int:
+        """Delete at most `limit` batches older than the retention. Returns how many went."""
+        rows = await self._pool.fetch(
+            self._sql["prune_events"], timedelta(seconds=retention_seconds), limit
+        )
+        await self._pool.fetch(self._sql["prune_watches"])
+        gone: int = rows[0]["gone"]
+        return gone

@@ -1,0 +1,8 @@
+-- Batches of a stream from a number on, in order. $1 stream id, $2 first number wanted, $3 last number wanted, $4 most batches.
+-- The batch that holds $2 may begin before it.
+SELECT b.first_number, b.count, b.late, b.body
+  FROM fanout.event_batch b
+ WHERE b.stream_id = $1 AND b.first_number <= $3
+   AND b.first_number >= COALESCE(
+       (SELECT max(x.first_number) FROM fanout.event_batch x WHERE x.stream_id = $1 AND x.first_number <= $2), $2)
+ ORDER BY b.first_number LIMIT $4
