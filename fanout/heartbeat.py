@@ -171,7 +171,11 @@ class Heartbeat:
         if not self._settings.transaction_pooler:
             # A manager's row that somebody holds must not cost the managers behind it their leases.
             patience = max(1, int(self._settings.heartbeat * 1000 / 4))
-            await connection.execute(f"SET lock_timeout = {patience}")
+            try:
+                await connection.execute(f"SET lock_timeout = {patience}")
+            except BaseException:
+                connection.terminate()
+                raise
         return connection
 
     async def _beat(self, connection: Connection) -> None:
