@@ -1,8 +1,219 @@
-"""Breaks the machine on purpose, to see which test turns red: `python -m tests.machine.mutants`."""
+"""Breaks the machine on purpose: `python -m tests.machine.mutants [NAME ...]`.
+
+Says which tests turn red. Each mutant runs the tests of this folder in a process of its own, where
+`conftest.py` puts it in; the product knows nothing of it. Ends with 1 if a mutant survives.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import fanout.statements
+import fanout.store
+from fanout.store import Store
+from fanout.values import Claim, Completed, Counted, Failed
+
+Statements = dict[str, str]
+Ended = Iterable[tuple[Claim, Completed | Failed]]
+FILES: Final = ("test_matrix", "test_interleavings", "test_model", "test_race")
+ENVIRONMENT: Final = "FANOUT_TEST_MUTANT"
+
+
+class Mutant(NamedTuple):
+    """One break: what it does to the statements, and to the store."""
+
+    what: str
+    statements: Callable[[Statements], None] = lambda _: None
+    store: Callable[[], None] = lambda: None
+
 
 def put_in(name: str) -> None:
-    """Break it as `name` says."""
-    raise NotImplementedError(name)
+    """Break it as `name` says, for the rest of this process."""
+    mutant = MUTANTS[name]
+    statements = dict(fanout.statements.load_statements())
+    mutant.statements(statements)
+
+    def load_statements(schema: str = "fanout") -> Mapping[str, str]:
+        assert schema == "fanout"
+        return statements
+
+    for module in (fanout.statements, fanout.store):
+        setattr(module, "load_statements", load_statements)  # noqa: B010 -- mypy: it is a function
+    mutant.store()
+
+
+def _edit(pattern: str, by: str, *names: str) -> Callable[[Statements], None]:
+    """Replace `pattern` in the named statements, in all that have it if none is named."""
+
+    def edit(statements: Statements) -> None:
+        found = 0
+        for name in names or list(statements):
+            statements[name], count = re.subn(pattern, by, statements[name])
+            found += count
+        assert found, f"the code has moved on: no {pattern!r} in {names or 'any statement'}"
+
+    return edit
+
+
+def _count_in_a_second_transaction() -> None:
+    finish = Store.finish
+
+    async def finish_then_count(self: Store, ended: Ended, token: UUID) -> Counted:
+        counted = await finish(self, ended, token)
+        for depth in sorted({job.depth for job in counted.moved}, reverse=True):
+            ids = [job.id for job in counted.moved if job.depth == depth and job.status.is_terminal]
+            await self._pool.fetch(self._sql["count_up"], ids)
+        return counted
+
+    setattr(Store, "finish", finish_then_count)  # noqa: B010 -- mypy: it is a method
+
+
+def _all_depths_at_once() -> None:
+    async def finish(self: Store, ended: Ended, token: UUID) -> Counted:
+        items = sorted(ended, key=lambda item: item[0].id)
+        return await self._counting(
+            "finish",
+            max((claim.depth for claim, _ in items), default=0),
+            [claim.id for claim, _ in items],
+            [claim.attempt for claim, _ in items],
+            token,
+            ["completed" if isinstance(outcome, Completed) else "failed" for _, outcome in items],
+            [outcome.result if isinstance(outcome, Completed) else None for _, outcome in items],
+            [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items],
+            [outcome.error_type if isinstance(outcome, Failed) else None for _, outcome in items],
+        )
+
+    setattr(Store, "finish", finish)  # noqa: B010 -- mypy: it is a method
+
+
+_SHOUT: Final = (
+    r"FROM lc WHERE lc.id = c.id AND (SELECT true FROM pg_notify('fanout', repeat('x', {})))"
+)
+_TO_FINISH: Final = r"FROM lc\s+WHERE lc\.id = c\.id"
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "no-attempt": Mutant(
+        "finish is fenced by the token alone",
+        _edit(r"c\.attempt = i\.attempt AND ", "", "finish"),
+    ),
+    "no-token": Mutant(
+        "finish is fenced by the attempt alone",
+        _edit(r"c\.claim_token = \$3", "$3::uuid IS NOT NULL", "finish"),
+    ),
+    "no-fence-to-fan-out": Mutant(
+        "a chunk's last look at the claim is dropped",
+        _edit(
+            r"(WHERE p\.id = \$1) AND p\.attempt = \$2 AND p\.claim_token = \$3", r"\1", "fan_out"
+        ),
+    ),
+    "no-seal": Mutant(
+        "a batch closes when all that is dispatched has ended, sealed or not",
+        _edit(r"p\.status = 'waiting' AND (p\.completed)", r"\1"),
+    ),
+    "rescue-by-id": Mutant(
+        "rescue takes a job whatever it is by now",
+        _edit(
+            r"status = 'processing' AND lease_expires_at < statement_timestamp\(\) AND",
+            "",
+            "rescue",
+        ),
+    ),
+    "rescue-unlocked": Mutant(
+        "rescue reads a list and then updates by id",
+        _edit(
+            r"ORDER BY id LIMIT \$2 FOR NO KEY UPDATE SKIP LOCKED", "ORDER BY id LIMIT $2", "rescue"
+        ),
+    ),
+    "count-outside": Mutant(
+        "a child ends in one transaction and is counted in the next",
+        _edit(
+            r"(FROM c WHERE) (finished_at IS NOT NULL AND parent_id)", r"\1 false AND \2", "finish"
+        ),
+        _count_in_a_second_transaction,
+    ),
+    "depths-together": Mutant(
+        "a manager and its child end in one statement",
+        store=_all_depths_at_once,
+    ),
+    "no-parent-order": Mutant(
+        "parents are updated as they come, not locked by id first",
+        _edit(r"ORDER BY p\.id FOR NO KEY UPDATE OF p", ""),
+    ),
+    "no-child-order": Mutant(
+        "a flush locks its children in another order than others do",
+        _edit(
+            r"(AS i \([^)]*\)) ORDER BY id", r"\1 ORDER BY id DESC", "finish", "retry", "release"
+        ),
+    ),
+    "recount-unlocked": Mutant(
+        "recount, give-up and reopen decide on what they read before the lock",
+        _edit(r" FOR NO KEY UPDATE", "", "lock_job"),
+    ),
+    "give-up-blind": Mutant(
+        "give-up trusts the scan",
+        _edit(
+            r"AND c\.updated_at[\s\S]*(\n RETURNING c\.id)",
+            r"AND $2::interval IS NOT NULL\1",
+            "give_up",
+        ),
+    ),
+    "no-follow-up": Mutant(
+        "the last child closes the batch and forgets its follow-up",
+        _edit(r"(FROM p WHERE) (finished_at IS NOT NULL\s+UNION)", r"\1 false AND \2"),
+    ),
+    "notify-long": Mutant(
+        "NOTIFY inside the finish, with a line of 9,000 bytes",
+        _edit(_TO_FINISH, _SHOUT.format(9000), "finish"),
+    ),
+    "notify-short": Mutant(
+        "NOTIFY inside the finish, with a short line",
+        _edit(_TO_FINISH, _SHOUT.format(10), "finish"),
+    ),
+}
+
+
+def _failures(name: str, file: str) -> list[str]:
+    """The tests of `file` that are red with the mutant in."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-m", "not chaos"]
+    command += ["-p", "no:cacheprovider", "--timeout=100", str(here / f"{file}.py")]
+    done = subprocess.run(
+        command,
+        env=os.environ | {ENVIRONMENT: name},
+        cwd=here.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{name}, {file}: {done.stdout}{done.stderr}")
+    red = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
+    return list(dict.fromkeys(red))
+
+
+def main(names: list[str]) -> int:
+    """Run `names`, or all; print a table."""
+    survivors = []
+    print("| mutant | " + " | ".join(FILES) + " | s | caught first by |")
+    print("|---|" + "---|" * (len(FILES) + 2))
+    for name in names or list(MUTANTS):
+        began = time.monotonic()
+        red = {file: _failures(name, file) for file in FILES}
+        first = next((tests[0] for tests in red.values() if tests), "nobody: it survives")
+        counts = " | ".join(str(len(red[file])) for file in FILES)
+        took = time.monotonic() - began
+        print(f"| {name}: {MUTANTS[name].what} | {counts} | {took:.0f} | {first} |", flush=True)
+        survivors += [] if any(red.values()) else [name]
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
