@@ -251,7 +251,8 @@ async def test_connections_are_few_and_have_names(database: str, conn: asyncpg.C
     async with engine, engine.worker(), engine.worker():
         handles = [await engine.submit("leaf", n) for n in range(5)]
         waits = asyncio.gather(
-            *(engine.submit("leaf", n) for n in range(200)), *(handle.wait(30) for handle in handles)
+            *(engine.submit("leaf", n) for n in range(200)),
+            *(handle.wait(30) for handle in handles),
         )
         while not waits.done():
             for name, count in (await connections(conn)).items():
