@@ -1,4 +1,4 @@
-"""Running commands: in this process where they only read and steer, as processes where they work."""
+"""Running commands: in this process where they only read, as processes where they work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,13 @@ class Said:
         """One line of its own, and no traceback."""
         own = [line for line in self.err.splitlines() if line.startswith("fanout: ")]
         return len(own) >= 1 and "Traceback" not in self.err
+
+
+async def until(what: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+    """Wait for a fact of the database."""
+    async with asyncio.timeout(seconds):
+        while not await what():  # noqa: ASYNC110 - another process makes it true
+            await asyncio.sleep(0.02)
 
 
 async def command(capsys: Any, *arguments: str) -> Said:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 from collections.abc import AsyncIterator
@@ -14,13 +13,13 @@ from typing import Any
 import pytest
 
 from fanout import Engine, Settings
-from fanout.cli.children import safe_cell
 from fanout.cli.checks import Facts, Level, findings
+from fanout.cli.children import safe_cell
 from fanout.cli.exits import without_password
 from fanout.migrate import expected_version
 from fanout.statements import load_statements
 from tests.cli.cli_app import engine as app
-from tests.cli.harness import Said, command
+from tests.cli.harness import Said, command, until
 
 
 class Cli:
@@ -220,9 +219,11 @@ async def test_cancel_says_what_it_will_do_and_asks(
     async with engine:
         async with engine.worker(concurrency=1):
             handle = await engine.submit("book", {"pages": 5, "seconds": 0.2})
-            async with asyncio.timeout(20):
-                while (await handle.progress()).completed < 1:
-                    await asyncio.sleep(0.02)
+
+            async def one_is_done() -> bool:
+                return (await handle.progress()).completed > 0
+
+            await until(one_is_done)
         job = str(handle.id)
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         no = await cli("cancel", job)
@@ -266,9 +267,12 @@ async def test_workers_stuck_and_sweep(cli: Cli) -> None:
     assert row["why"] == "no worker serves nobody_serves_this"
     assert "no worker serves" in (await cli("stuck")).out
     async with serving(cli.dsn):
-        async with asyncio.timeout(10):
-            while not (rows := (await cli("workers", "--json")).lines()):
-                await asyncio.sleep(0.05)
+
+        async def is_listed() -> bool:
+            return bool((await cli("workers", "--json")).out)
+
+        await until(is_listed)
+        rows = (await cli("workers", "--json")).lines()
         assert rows[0]["state"] == "running"
         assert "book" in rows[0]["kinds"]
         assert "running" in (await cli("workers")).out
@@ -395,9 +399,7 @@ async def test_no_database_is_an_error_with_three_remedies(cli: Cli) -> None:
         assert remedy in said.err
 
 
-async def test_a_database_that_does_not_answer(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_database_that_does_not_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 3, and never the password."""
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:secret@127.0.0.1:1/none")
     said = await cli.bare("jobs")
@@ -413,7 +415,12 @@ async def test_a_database_that_does_not_answer(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["no-such-command"], ["jobs", "--no-such-option"], ["show"], ["children", "1", "--format", "xml"]],
+    [
+        ["no-such-command"],
+        ["jobs", "--no-such-option"],
+        ["show"],
+        ["children", "1", "--format", "xml"],
+    ],
 )
 async def test_a_wrong_command_line_is_one_line(cli: Cli, arguments: list[str]) -> None:
     """Exit code 2, and where to look."""
