@@ -82,12 +82,15 @@ async def behave(job: Job[Any]) -> None:
                 await asyncio.sleep(wish.get("after", 0.05))
                 die()
         case "block":
-            time.sleep(wish["seconds"])  # noqa: ASYNC251 -- that is the point
+            if once(wish.get("mark")):
+                time.sleep(wish["seconds"])  # noqa: ASYNC251 -- that is the point
         case "stubborn":
             end = time.monotonic() + wish["seconds"]
             while time.monotonic() < end:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(end - time.monotonic())
+        case "hog":
+            await asyncio.to_thread(time.sleep, wish["seconds"])
         case "crowd":  # user code that takes every connection it can get
             mine = await asyncpg.create_pool(wish["dsn"], min_size=wish["n"], max_size=wish["n"])
             async with mine:

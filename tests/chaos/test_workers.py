@@ -6,11 +6,12 @@ import asyncio
 import random
 import signal
 import time
+from pathlib import Path
 
 import asyncpg
 import pytest
 
-from fanout import Engine
+from fanout import Engine, Request
 from tests.chaos.calls import settled
 from tests.chaos.harness import Fleet, closed, until
 from tests.machine.invariants import History
@@ -132,6 +133,7 @@ async def test_all_workers_asleep_at_once_is_nobodys_death(
     await asyncio.sleep(2.5)
     for worker in workers:
         worker.send(signal.SIGCONT)
+        await asyncio.sleep(0.4)  # one wakes before the other, with time enough to sweep
     await closed(engine, job_id)
     assert await costs(conn) == (0, 0)
     await settled(conn, fleet.calls)
@@ -306,6 +308,46 @@ async def test_what_cannot_be_stopped_is_let_go_and_its_process_ends(
     row = await stuck.job()
     assert (row.status, row.error_type, row.deaths) == ("failed", "Poison", 2)
     await settled(conn, fleet.calls)
+
+
+async def test_what_waits_behind_a_blocked_loop_is_run_elsewhere(
+    fleet: Fleet, engine: Engine, conn: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """A process that stays, its loop blocked for good: what it had claimed ahead is not renewed for ever."""
+    await fleet.up("stuck", CHAOS_CONCURRENCY="1", CHAOS_EXIT_WHEN_STUCK="")
+    first = await submit(engine, 100, child={"do": "nothing"})
+    await closed(engine, first)  # handlers take no time: it claims ahead
+    mark = str(tmp_path / "blocked")
+    handles = await engine.submit_many(
+        [
+            Request("hasty", {"do": "block", "seconds": 600, "mark": mark}, priority=0),
+            *(Request("leaf", {"do": "nothing"}) for _ in range(20)),
+        ]
+    )
+    await until(
+        conn,
+        "SELECT bool_and(status = 'processing') FROM fanout.job WHERE id = ANY ($1)",
+        [handles[0].id, handles[1].id],
+    )
+    await fleet.up("other")
+    for handle in handles:
+        await handle.result(20)
+    assert fleet.processes[0].is_alive
+
+
+async def test_threads_that_user_code_never_gives_back_do_not_hold_up_a_stop(
+    fleet: Fleet, engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """Handlers that wait for `asyncio.to_thread` have every thread of the loop's own executor: SIGTERM ends it still."""
+    worker = await fleet.up("hog", CHAOS_CONCURRENCY="40", FANOUT_STOP_GRACE="0.3")
+    job_id = await submit(engine, 40, child={"do": "hog", "seconds": 600})
+    await until(conn, "SELECT count(*) = 40 FROM fanout.job WHERE status = 'processing'")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended(5) == 0
+    assert await conn.fetchval(
+        "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND status = 'pending'", job_id
+    ) == 40
+    assert await costs(conn) == (0, 0)
 
 
 async def test_the_same_name_restarted_at_once_is_another_worker(

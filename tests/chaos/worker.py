@@ -28,7 +28,7 @@ async def main() -> int:
         engine.worker(
             concurrency=int(os.environ.get("CHAOS_CONCURRENCY", "10")),
             name=os.environ["CHAOS_NAME"],
-            exit_when_stuck=True,
+            exit_when_stuck=bool(os.environ.get("CHAOS_EXIT_WHEN_STUCK", "1")),
         )
         for _ in range(int(os.environ.get("CHAOS_WORKERS", "1")))
     ]
