@@ -6,9 +6,20 @@ import inspect
 import math
 import reprlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Never,
+    NoReturn,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from .checks import check_kind, check_max_retries
@@ -26,6 +37,7 @@ __all__ = ["Handler", "make_handler"]
 P = TypeVar("P")
 R = TypeVar("R")
 
+ANYTHING: Final = (Any, None, type(None), NoReturn, Never)
 MANAGER_TIMEOUT_SECONDS: Final = 3600.0
 MANAGER_MAX_RETRIES: Final = 2
 
@@ -182,15 +194,18 @@ def _types(
     annotation = hints.get(parameters[0].name)
     payload = get_args(annotation)[0] if get_origin(annotation) is Job else Any
     result = hints.get("return", Any)
-    return _adapter(payload), _adapter(result)
+    return _adapter(payload, kind), _adapter(result, kind)
 
 
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    if (
-        annotation is Any
-        or isinstance(annotation, TypeVar)
-        or annotation is type(None)
-        or annotation is None
-    ):
+def _adapter(annotation: Any, kind: str) -> TypeAdapter[Any] | None:
+    if annotation in ANYTHING or isinstance(annotation, TypeVar):
         return None
-    return TypeAdapter(annotation)
+    try:
+        return TypeAdapter(annotation)
+    except PydanticUserError as refused:
+        raise ConfigurationError(
+            kind,
+            f"its annotation {annotation!r} cannot be turned into JSON: "
+            f"{str(refused).splitlines()[0]}",
+            "Annotate with pydantic models, dataclasses, or what JSON can say",
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pydantic
 import pytest
@@ -134,6 +134,32 @@ def test_an_annotation_that_cannot_be_read_is_an_error_at_once(engine: Engine) -
     """Not at the first job."""
     with pytest.raises(ConfigurationError, match=r"unknown_type: .*Nowhere"):
         engine.job(unknown_type)
+
+
+class Opaque:
+    """Nothing that JSON could say."""
+
+
+async def takes_opaque(job: Job[Opaque]) -> None: ...
+async def gives_opaque(job: Job[None]) -> list[Opaque]:
+    return [Opaque()]
+
+
+def test_a_type_that_json_cannot_say_is_an_error_at_once(engine: Engine) -> None:
+    """The error names handler, type and remedy."""
+    handler: Any
+    for handler in (takes_opaque, gives_opaque):
+        with pytest.raises(ConfigurationError, match=r"_opaque: its annotation .*Opaque.*pydantic"):
+            engine.job(handler)
+
+
+async def never(job: Job[None]) -> NoReturn:
+    raise RuntimeError
+
+
+def test_a_handler_may_say_that_it_never_returns(engine: Engine) -> None:
+    """There is no result to check then."""
+    assert engine.job(never).result_type is None
 
 
 class Extractor:

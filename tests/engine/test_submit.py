@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from fanout import (
     ConfigurationError,
@@ -44,7 +45,7 @@ async def jobs(conn: asyncpg.Connection) -> int:
 
 
 async def test_a_submit_returns_at_once(engine: Engine) -> None:
-    """A batch of 2,000 documents is an id and a payload: well under 0.1 s, here on a busy machine."""
+    """A batch of 2,000 documents is an id and a payload: well under 0.1 s."""
     async with engine:
         await engine.submit("papers_batch", {"selection": 0})
         took = []
@@ -419,20 +420,16 @@ async def started(engine: Engine) -> AsyncIterator[Engine]:
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(payloads=st.lists(PLAIN, min_size=1, max_size=5))
-async def test_what_json_can_say_comes_back_as_it_was(payloads: list[Any], engine: Engine) -> None:
+async def test_what_json_can_say_comes_back_as_it_was(payloads: list[Any], started: Engine) -> None:
     """Through encode, the database and decode; submitted again it is the same content."""
-    async with engine:
-        try:
-            requests = [Request("any", payload) for payload in payloads]
-            handles = await engine.submit_many(requests)
-        except UsageError as refused:
-            assert refused.field.startswith("payload")
-            return
-        for handle, payload in zip(handles, payloads, strict=True):
-            assert repr((await handle.job()).payload) == repr(payload)
-            key = f"k{handle.id}"
-            holder = await engine.submit("any", payload, key=key)
-            assert (await engine.submit("any", payload, key=key)).id == holder.id
+    key = uuid.uuid4().hex
+    fitting = [payload for payload in payloads if len(to_json(payload)) <= 1024]
+    requests = [Request("any", payload, key=f"{key}{n}") for n, payload in enumerate(fitting)]
+    handles = await started.submit_many(requests)
+    again = await started.submit_many(requests)
+    assert [handle.id for handle in again] == [handle.id for handle in handles]
+    for handle, payload in zip(handles, fitting, strict=True):
+        assert repr((await handle.job()).payload) == repr(payload)
 
 
 def test_a_name_that_is_not_one_is_a_setting_of_the_program() -> None:
