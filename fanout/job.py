@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import AsyncIterable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid5
 
 from pydantic import BaseModel, ConfigDict
 
 from .checks import check_kind, check_max_retries, check_priority
-from .errors import UsageError
+from .errors import DatabaseUnavailable, UsageError
 from .events import LEVELS, event_text, str_of
+from .pool import NotStarted
 from .states import Status
 from .values import Dispatched, Document
 from .wire import checked_text, clipped, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 
     from .handlers import Handler
     from .runtime import Runtime
@@ -159,7 +163,9 @@ class Job(Generic[P]):
             UsageError: it cannot be stored.
         """
         text = encode(value, "checkpoint", self._runtime.settings.max_checkpoint_bytes)
-        await self._runtime.store.save_checkpoint(self._claim, self._runtime.token, text)
+        await self._through_blips(
+            lambda: self._runtime.store.save_checkpoint(self._claim, self._runtime.token, text)
+        )
         self.checkpoint = value
 
     async def fan_out(
@@ -193,7 +199,8 @@ class Job(Generic[P]):
         self._runtime.fans_out(self._claim)
         created = seen = 0
         async for chunk in _chunks(documents, runtime.settings.chunk_size):
-            born, _ = await runtime.store.fan_out(
+            dispatch = partial(
+                runtime.store.fan_out,
                 self._claim,
                 runtime.token,
                 runtime.settings.lease,
@@ -211,10 +218,31 @@ class Job(Generic[P]):
                 if handler
                 else None,
             )
+            born, _ = await self._through_blips(dispatch)
             runtime.wake(kind)
             created += born
             seen += len(chunk)
         return Dispatched(created, seen - created)
+
+    async def _through_blips(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Again for a lease, if the database does not answer.
+
+        What is asked is fenced, and done twice is done once; to run the handler again could mean an
+        hour of fetching documents, or paying twice. Longer, and the outage would be taken for the
+        handler's timeout.
+        """
+        tries, until = 0, time.monotonic() + self._runtime.settings.lease
+        while True:
+            try:
+                return await call()
+            except NotStarted:
+                raise
+            except DatabaseUnavailable:
+                tries += 1
+                pause = random.uniform(0.5, 1) * min(5.0, 0.05 * 2.0 ** min(tries, 10))
+                if time.monotonic() + pause > until:
+                    raise
+            await asyncio.sleep(pause)
 
     def from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run one of this job's coroutines from a handler that runs in a thread, and wait for it.
