@@ -30,6 +30,8 @@ _log = logging.getLogger("fanout.finisher")
 
 Item = tuple["Claim", "Outcome"]
 
+FLUSH_CHARACTERS: Final = 8 << 20
+"""Results in one flush: 500 of 1 MiB each, after an outage, would time out again and again."""
 TRIES_BEFORE_SPLIT: Final = 8
 """Some ten seconds, for errors that are neither the database's absence nor the data's fault, like a
 lost grant.
@@ -106,16 +108,23 @@ class Finisher:
         while True:
             await self._arrived.wait()
             while self._pending:
-                batch = [
-                    self._pending.popleft()
-                    for _ in range(min(len(self._pending), self._flush_limit))
-                ]
+                batch = self._next_batch()
                 started = time.perf_counter()
                 await self._write(batch)
                 self.last_flush_seconds = time.perf_counter() - started
                 self.flushes += 1
             self._arrived.clear()
             self._empty.set()
+
+    def _next_batch(self) -> list[Item]:
+        batch: list[Item] = []
+        size = 0
+        while self._pending and len(batch) < self._flush_limit and size < FLUSH_CHARACTERS:
+            item = self._pending.popleft()
+            batch.append(item)
+            if isinstance(item[1], Completed) and item[1].result:
+                size += len(item[1].result)
+        return batch
 
     async def _write(self, batch: list[Item]) -> None:
         """Write a batch whatever it takes: the database may be away for an hour."""
