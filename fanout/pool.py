@@ -35,7 +35,6 @@ SESSION: Final = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
-    "idle_in_transaction_session_timeout": "60000",
 }
 
 MIGRATE: Final = "migrate"
@@ -108,10 +107,14 @@ def _options(settings: Settings, name: str) -> dict[str, Any]:
     if settings.transaction_pooler:
         return {"server_settings": session, "statement_cache_size": 0}
     session |= SESSION
+    milliseconds = str(max(1, int(settings.database_timeout * 1000)))
+    # A process that is frozen, or whose loop user code blocks, between two statements must not keep
+    # every pod from counting.
+    session["idle_in_transaction_session_timeout"] = milliseconds
     if name != MIGRATE:
         # The client gives up by closing, which a backend that waits for a lock does not see: each
         # try would leave one behind, until the server has no connection left for anybody.
-        session["statement_timeout"] = str(max(1, int(settings.database_timeout * 1000)))
+        session["statement_timeout"] = milliseconds
     return {"server_settings": session}
 
 
