@@ -145,9 +145,7 @@ async def test_ten_processes_migrate_an_empty_database_at_once(empty_database: s
         victim.communicate()
 
 
-async def test_many_coroutines_of_two_pods_start_on_an_empty_database(
-    empty_database: str
-) -> None:
+async def test_many_coroutines_of_two_pods_start_on_an_empty_database(empty_database: str) -> None:
     """An engine is started once, whole, whoever asks for it, and however many ask at once."""
     engines = [
         Engine(empty_database, settings=settings_of(SETTINGS, database_timeout=60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import asyncpg
 import pytest
 
 from fanout import DatabaseUnavailable, Engine, Job
+from fanout.finisher import Finisher
+from fanout.pool import Pool
 from fanout.store import Store
-from fanout.worker import Worker
+from fanout.values import Claim, Completed, Counted
 from tests.chaos.app import SETTINGS
 from tests.chaos.harness import settings_of, until
 from tests.machine.invariants import check
@@ -34,6 +37,15 @@ async def engine(database: str) -> AsyncIterator[Engine]:
     async def holds(job: Job[Any]) -> None:
         await job.fan_out("slow", [("one", 600)])
         await asyncio.sleep(600)
+
+    @engine.job
+    async def dispatches(job: Job[Any]) -> int:
+        return (await job.fan_out("quick", ((f"{n}", None) for n in range(500)))).known
+
+    @engine.job
+    async def pays(job: Job[Any]) -> Any:
+        await job.save_checkpoint({"paid": job.attempt})
+        return job.checkpoint
 
     @engine.job
     async def severed(job: Job[Any]) -> None:
@@ -283,3 +295,121 @@ async def test_a_lock_that_somebody_holds_does_not_gather_backends(
             await other.close()
         await until(conn, "SELECT status = 'completed' FROM fanout.job")
     assert waiting <= 1
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_manager_goes_on_where_a_connection_broke(
+    engine: Engine,
+    conn: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    committed: bool,
+) -> None:
+    """A chunk whose answer was lost, or that was never made, is sent again: no reason to fetch all documents anew."""
+    real, calls = Store.fan_out, 0
+
+    async def broken(self: Store, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and not committed:
+            raise DatabaseUnavailable("cut before")
+        answer = await real(self, *arguments, **options)
+        if calls == 3:
+            raise DatabaseUnavailable("cut after")
+        return answer
+
+    monkeypatch.setattr(Store, "fan_out", broken)
+    handle = await engine.submit("dispatches")
+    async with engine.worker():
+        progress = await handle.wait(10)
+    assert (progress.total, progress.completed) == (500, 500)
+    assert (await handle.job()).attempt == 1
+    await at_rest(conn)
+
+
+async def test_a_checkpoint_is_kept_across_a_broken_connection(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was paid for is not paid for again because the connection broke while it was written down."""
+
+    async def lose(calls: int) -> None:
+        if calls == 1:
+            raise DatabaseUnavailable("the answer was lost")
+
+    delayed(monkeypatch, "save_checkpoint", lose)
+    handle = await engine.submit("pays")
+    async with engine.worker():
+        assert await handle.result(10) == {"paid": 1}
+
+
+async def test_an_outage_longer_than_a_lease_ends_the_run_but_costs_no_retry(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler does not wait for the database until its timeout: that would be its failure."""
+    real, until_when = Store.save_checkpoint, time.monotonic() + 4.0
+
+    async def troubled(self: Store, *arguments: Any) -> Any:
+        if time.monotonic() < until_when:
+            raise DatabaseUnavailable("down")
+        return await real(self, *arguments)
+
+    monkeypatch.setattr(Store, "save_checkpoint", troubled)
+    handle = await engine.submit("pays")
+    async with engine.worker():
+        await handle.result(10)
+    row = await handle.job()
+    assert (row.failures, row.deaths) == (0, 0)
+    assert row.attempt > 1
+
+
+async def test_a_flush_is_bounded_in_bytes() -> None:
+    """A thousand large results that waited for the database do not go as one statement that times out again and
+    again."""
+    flushed: list[int] = []
+
+    class Slow:
+        async def finish(self, ended: list[Any], token: object) -> Counted:
+            flushed.append(sum(len(outcome.result) for _, outcome in ended))
+            return Counted()
+
+    finisher = Finisher(
+        Slow(),  # type: ignore[arg-type]
+        uuid.uuid4(),
+        500,
+        on_written=lambda _: None,
+        on_counted=lambda _: None,
+        on_failed=lambda *_: None,
+    )
+    result = Completed("x" * (1 << 20))  # one string, a hundred times
+    for n in range(100):
+        finisher.add(Claim(*([n] * 15)), result)
+    finisher.start()
+    assert await finisher.drain(10)
+    await finisher.stop()
+    assert sum(flushed) == 100 << 20
+    assert max(flushed) <= 16 << 20
+
+
+async def test_a_transaction_that_its_process_forgets_is_ended_by_the_server(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """A loop that is blocked, or a process that is frozen, between two statements of a transaction holds its locks for a
+    database timeout, not for a minute in which no pod can count."""
+    settings = settings_of(SETTINGS, database_timeout=1)
+    pool = Pool(database, settings)
+    await pool.open()
+    locked = asyncio.Event()
+
+    async def body(connection: Any) -> None:
+        await connection.execute("SELECT 1 FROM fanout.installation FOR UPDATE")
+        locked.set()
+        await asyncio.sleep(2.5)
+        await connection.execute("SELECT 1")
+
+    forgetful = asyncio.create_task(pool.transaction(body))
+    await locked.wait()
+    began = time.monotonic()
+    await conn.execute("SELECT 1 FROM fanout.installation FOR UPDATE")
+    assert time.monotonic() - began < 2
+    with pytest.raises(DatabaseUnavailable):
+        await forgetful
+    await pool.close()

@@ -19,7 +19,11 @@ async def test_a_manager_killed_at_each_chunk_edge_dispatches_each_document_once
     """One batch for each edge of three chunks, and one for a place inside each: the process is killed there, once; the
     next run goes on, and each document has one child."""
     await History.install(conn)
-    fleet.environment |= {"FANOUT_CHUNK_SIZE": "40", "FANOUT_LEASE": "1.5", "FANOUT_MAX_DEATHS": "6"}
+    fleet.environment |= {
+        "FANOUT_CHUNK_SIZE": "40",
+        "FANOUT_LEASE": "1.5",
+        "FANOUT_MAX_DEATHS": "6",
+    }
     edges = (0, 17, 40, 57, 80, 97, 120)
     handles = [
         await engine.submit("batch", {"n": 120, "die_at": edge, "mark": str(tmp_path / f"m{edge}")})
@@ -65,8 +69,8 @@ async def test_seventy_thousand_children_in_flat_memory(
         status = Path(f"/proc/{process.pid}/status").read_text()
         [peak] = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
         assert int(peak) < 150 * 1024, f"{process.name}: {int(peak) // 1024} MiB at its peak"
-    assert await conn.fetchval(
-        "SELECT count(*) FROM fanout.job WHERE follows_id = $1", handle.id
-    ) == 1
+    assert (
+        await conn.fetchval("SELECT count(*) FROM fanout.job WHERE follows_id = $1", handle.id) == 1
+    )
     assert await conn.fetchval("SELECT sum(failures + deaths)::int FROM fanout.job") == 0
     await settled(conn, fleet.calls)

@@ -41,9 +41,10 @@ async def ended(fleet: Fleet, job_id: int, seconds: float = 60) -> None:
     conn = await asyncpg.connect(fleet.dsn)
     try:
         assert await conn.fetchval("SELECT sum(failures)::int FROM fanout.job") == 0
-        assert await conn.fetchval(
-            "SELECT count(*) FROM fanout.job WHERE follows_id = $1", job_id
-        ) == 1
+        assert (
+            await conn.fetchval("SELECT count(*) FROM fanout.job WHERE follows_id = $1", job_id)
+            == 1
+        )
         await settled(conn, fleet.calls)
     finally:
         await conn.close()

@@ -344,9 +344,12 @@ async def test_threads_that_user_code_never_gives_back_do_not_hold_up_a_stop(
     await until(conn, "SELECT count(*) = 40 FROM fanout.job WHERE status = 'processing'")
     worker.send(signal.SIGTERM)
     assert await worker.ended(5) == 0
-    assert await conn.fetchval(
-        "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND status = 'pending'", job_id
-    ) == 40
+    assert (
+        await conn.fetchval(
+            "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND status = 'pending'", job_id
+        )
+        == 40
+    )
     assert await costs(conn) == (0, 0)
 
 
