@@ -497,6 +497,41 @@ class Store:
         value: UUID = (await self._pool.fetch(self._sql["installation"]))[0]["id"]
         return value
 
+    async def grid(self, job_id: int, limit: int) -> tuple[str, int]:
+        """A letter a child by document key, of the first `limit`: pending, r(unning), waiting,
+        completed, failed, x (cancelled); and how many they are.
+        """
+        row = (await self._pool.fetch(self._sql["grid"], job_id, limit))[0]
+        return row["states"] or "", row["n"]
+
+    async def density(self, job_id: int, per_bucket: int) -> list[dict[str, Any]]:
+        """Children by document key, `per_bucket` at a time: first_key, p, r, w, c, f, x."""
+        return [dict(row) for row in await self._pool.fetch(self._sql["density"], job_id, per_bucket)]
+
+    async def history(self, job_id: int, bucket_seconds: float) -> list[dict[str, Any]]:
+        """Children that ended, by time since the job was made: bucket, completed, failed,
+        cancelled; buckets in which none ended are missing.
+        """
+        rows = await self._pool.fetch(self._sql["history"], job_id, float(bucket_seconds))
+        return [dict(row) for row in rows]
+
+    async def kinds(self) -> list[dict[str, Any]]:
+        """Kinds that workers registered: name, max_retries, timeout_seconds, on_closed,
+        payload_schema, workers (that live and serve it).
+        """
+        return [
+            {**row, "payload_schema": decode(row["payload_schema"])}
+            for row in await self._pool.fetch(self._sql["kinds"])
+        ]
+
+    async def about(self) -> dict[str, Any]:
+        """server_version, schema_version, live_workers."""
+        return dict((await self._pool.fetch(self._sql["about"]))[0])
+
+    async def rows(self, name: str, *arguments: object) -> list[Any]:
+        """Rows of a statement by its name, for a store of other tables (`access`)."""
+        return await self._pool.fetch(self._sql[name], *arguments)
+
     # -- counting ---------------------------------------------------------------------------------
 
     async def _counting(
