@@ -195,7 +195,7 @@ def _failures(name: str, file: str) -> list[str]:
     )
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{name}, {file}: {done.stdout}{done.stderr}")
-    red = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
+    red = re.findall(r"^(?:FAILED|ERROR) \S+::(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return list(dict.fromkeys(red))
 
 

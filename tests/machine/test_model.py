@@ -494,6 +494,18 @@ class Machine(RuleBasedStateMachine):
         if not asleep:
             self.held = [held for held in self.held if held[1] != token]
 
+    @precondition(lambda self: any(job.token for job in self.of_kind()))
+    @rule(data=st.data())
+    def release_orphans(self, data: st.DataObject) -> None:
+        """The answer to a claim was lost: what its worker does not know of goes back."""
+        token = data.draw(st.sampled_from([job.token for job in self.of_kind() if job.token]))
+        mine = {job.id for job in self.of_kind() if job.token == token}
+        known = data.draw(st.sets(st.sampled_from(sorted(mine))))
+        assert self.run(self.store.release_orphans(token, known)) == mine - known
+        for job_id in mine - known:
+            self.model.put_back(self.model.jobs[job_id])
+        self.compare()
+
     # -- what sweepers do -------------------------------------------------------------------------
 
     @rule(data=st.data(), limit=st.integers(1, 4))
