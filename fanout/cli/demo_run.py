@@ -91,6 +91,7 @@ class DemoRun:
     def _interrupt(self, task: asyncio.Task[Any] | None) -> None:
         if not self._is_interrupted and task is not None:
             self._is_interrupted = True
+            say("stops; what runs is released (Ctrl-C again: at once)")
             task.cancel()
         elif self._supervisor is not None:
             self._supervisor.kill()

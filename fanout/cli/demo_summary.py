@@ -58,7 +58,8 @@ def _lines(outcome: Outcome) -> list[str]:
         lines.append(
             f"an interrupted run had done {batch.had_ended:,}, this one did the other {now:,}"
         )
-    size = f"{outcome.corpus.size_bytes / 1e6:,.1f} MB"
+    size_bytes = outcome.corpus.size_bytes
+    size = f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.1f} kB"
     lines.append(f"{rate(now / outcome.seconds)} over {duration(outcome.seconds)}, {size} in all")
     if progress.reason:
         lines.append(clean(progress.reason))

@@ -43,7 +43,7 @@ def workers(dsn: Dsn = None, schema: Schema = None, *, as_json: AsJson = False) 
                 row.name,
                 row.state,
                 f"{row.running} of {row.concurrency}",
-                row.free,
+                "" if row.state == "lost" else row.free,
                 ago(row.beat_age_seconds),
                 ago((datetime.now(UTC) - row.started_at).total_seconds()),
                 row.version,

@@ -154,8 +154,11 @@ def facts(progress: Progress, *, counts: bool = True) -> str:
     if not progress.is_closed and progress.total:
         parts.append(f"{progress.processing:,} running")
         parts.append(f"{progress.pending:,} to come")
+    elapsed = progress.elapsed_seconds
     parts.append(
-        f"{duration(progress.elapsed_seconds)} {'in all' if progress.is_closed else 'so far'}"
+        f"{duration(elapsed)} in all"
+        if progress.is_closed
+        else f"{duration(elapsed) if elapsed >= WHOLE_SECONDS else f'{elapsed:.0f} s'} so far"
     )
     return " · ".join(parts)
 

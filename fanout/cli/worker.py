@@ -141,9 +141,9 @@ def supervised(fleet: Fleet, ready_file: Path | None = None) -> int:
     """Run a fleet until a signal. Returns the exit code."""
 
     def ready() -> None:
-        print("ready", flush=True)  # noqa: T201 - for whoever started this
         if ready_file is not None:
             ready_file.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        print("ready", flush=True)  # noqa: T201 - for whoever started this
 
     async def run() -> int:
         supervisor = Supervisor(fleet.processes, fleet.command, fleet.environment(), ready)
