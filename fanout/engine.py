@@ -294,6 +294,13 @@ class Engine:
             )
         return self._store
 
+    @property
+    def events(self) -> EventStore:
+        """The statements of streams. Raises DatabaseUnavailable before `start()`."""
+        if self._events is None:
+            raise DatabaseUnavailable("the engine is not started: `async with engine:`")
+        return self._events
+
     def worker(
         self,
         *,

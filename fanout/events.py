@@ -27,11 +27,22 @@ from .wire import clipped
 if TYPE_CHECKING:
     from .values import Claim
 
-__all__ = ["LEVELS", "MAX_ENVELOPE_BYTES", "encode_event", "envelope", "event_text", "str_of"]
+__all__ = [
+    "LEVELS",
+    "MAX_ENVELOPE_BYTES",
+    "encode_event",
+    "envelope",
+    "event_text",
+    "shortened",
+    "str_of",
+]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_MESSAGE_BYTES: Final = 256 << 10
 MAX_FIELD_BYTES: Final = 4 << 10
+MAX_EVENT_BYTES: Final = 320 << 10
+MAX_LINE_BYTES: Final = 6000
+"""Of an event as watchers get it; the whole is in the table, under its number."""
 MAX_ENVELOPE_BYTES: Final = 7000
 """PostgreSQL takes 7,999 bytes; the rest is headroom."""
 
@@ -61,10 +72,13 @@ def event_text(kind: str, claim: Claim, message: str | None = None, **more: Any)
     """`encode_event` for what user code hands over: what JSON cannot say is said in words."""
     more = {name: value for name, value in more.items() if value is not None and value != {}}
     try:
-        return encode_event(kind, claim, message, **more)
+        text = encode_event(kind, claim, message, **more)
+        if len(text) <= MAX_EVENT_BYTES:
+            return text
     except (ValueError, UnicodeError, RecursionError):
-        more = {name: clipped(str_of(value), MAX_FIELD_BYTES) for name, value in more.items()}
-        return encode_event(kind, claim, message, **more)
+        pass
+    more = {name: clipped(str_of(value), MAX_FIELD_BYTES) for name, value in more.items()}
+    return encode_event(kind, claim, message, **more)
 
 
 def str_of(value: object) -> str:
@@ -106,23 +120,8 @@ def envelope(
     if not inline:
         return bare
     room = MAX_ENVELOPE_BYTES - len(bare) - len(',"b":[]')
-    if len(body) + count <= room:
-        return f'{bare[:-1]},"b":[{body.decode().replace(chr(10), ",")}]}}'
-    events = _cut(body, room)
-    return bare if events is None else f'{bare[:-1]},"b":[{events}]}}'
-
-
-def _cut(body: bytes, room: int) -> str | None:
-    """The events with their longest messages cut, or None if even that does not fit."""
-    lines = body.split(b"\n")
-    share = room // len(lines) - 1
-    texts: list[str] = []
-    for line in lines:
-        text = line if len(line) <= share else _cut_line(line, share)
-        if text is None:
-            return None
-        texts.append(text.decode())
-    return ",".join(texts)
+    events = b",".join(shortened(line) for line in body.split(b"\n"))
+    return bare if len(events) > room else f'{bare[:-1]},"b":[{events.decode()}]}}'
 
 
 def _cut_line(line: bytes, room: int) -> bytes | None:
@@ -155,3 +154,10 @@ def _fitting(message: str, room: int) -> str:
         else:
             high = middle - 1
     return message[:low]
+
+
+def shortened(line: bytes) -> bytes:
+    """A stored event as watchers get it: a message that makes it longer than 6,000 bytes is cut,
+    and marked.
+    """
+    return line if len(line) <= MAX_LINE_BYTES else _cut_line(line, MAX_LINE_BYTES) or line

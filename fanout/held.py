@@ -47,6 +47,8 @@ class Held:
     have passed.
     """
     stop: Stop | None = None
+    is_slow: bool = False
+    """Its handler was not known to take milliseconds when it began."""
     fans_out: bool = False
     """Children are counted on its row: it is beaten in a statement of its own."""
 

@@ -100,11 +100,12 @@ class Store:
         limit: int,
         token: UUID,
         lease_seconds: float,
+        most: Sequence[int] | None = None,
     ) -> tuple[list[Claim], float | None]:
-        """At most `limit` due jobs, and for how many seconds a job that must run alone has been due
-        (None: there is none).
+        """At most `limit` due jobs, and for how many seconds one that must run alone has been due.
 
-        `wanted`: (kind, priority, floor), in the order of preference.
+        None: there is none. `wanted`: (kind, priority, floor), the best first; `most`:
+        how many of each at most (None: `limit`).
         """
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
         rows = await self._pool.fetch(
@@ -115,6 +116,7 @@ class Store:
             limit,
             token,
             timedelta(seconds=lease_seconds),
+            [limit] * len(kinds) if most is None else list(most),
         )
         suspect_age = rows.pop()["suspect_age"] if rows and rows[-1]["id"] is None else None
         return [Claim._make(row[:-1]) for row in rows], suspect_age
@@ -422,6 +424,11 @@ class Store:
             raise JobNotFound(job_id)
         return progress_from(rows[0])
 
+    async def progress_many(self, job_ids: Sequence[int]) -> dict[int, Progress]:
+        """The counters of several jobs, without reasons; a job that is not there is missing."""
+        rows = await self._pool.fetch(self._sql["progress_many"], list(job_ids))
+        return {row["id"]: progress_from(row) for row in rows}
+
     async def job(self, job_id: int) -> JobRow:
         """One job, whole. Raises JobNotFound."""
         rows = await self._pool.fetch(self._sql["job"], job_id)
@@ -506,7 +513,9 @@ class Store:
 
     async def density(self, job_id: int, per_bucket: int) -> list[dict[str, Any]]:
         """Children by document key, `per_bucket` at a time: first_key, p, r, w, c, f, x."""
-        return [dict(row) for row in await self._pool.fetch(self._sql["density"], job_id, per_bucket)]
+        return [
+            dict(row) for row in await self._pool.fetch(self._sql["density"], job_id, per_bucket)
+        ]
 
     async def history(self, job_id: int, bucket_seconds: float) -> list[dict[str, Any]]:
         """Children that ended, by time since the job was made: bucket, completed, failed,

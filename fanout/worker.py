@@ -14,7 +14,7 @@ import os
 import random
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -71,6 +71,12 @@ def _version() -> str:
         return "unknown"
 
 
+def _is_used_up(room: Mapping[str, int], claims: Sequence[Claim]) -> bool:
+    """Did a kind come as often as it might? Then there is likely more of it."""
+    taken = Counter(claim.kind for claim in claims)
+    return any(taken[kind] >= most for kind, most in room.items())
+
+
 class Worker:
     """Runs jobs of `handlers`, at most `concurrency` at once.
 
@@ -79,7 +85,7 @@ class Worker:
     itself when its loop is blocked.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - the parts of a worker, put together
         self,
         store: Store,
         settings: Settings,
@@ -121,9 +127,8 @@ class Worker:
         self._alone = False
         self._stopping = False
         self._more = False  # the last claim came back full: there is likely more
-        self._typical = float(
-            "inf"
-        )  # seconds that handlers take; a slow one counts at once, quick ones slowly
+        self._typical: dict[str, float] = {}  # kind: seconds that its handlers take
+        self._running_slow = 0
         self._floors: dict[tuple[str, int], datetime] = {}
         self._full_look_at = 0.0
         self._turn = 0
@@ -356,48 +361,51 @@ class Worker:
                 return
             if self._drains_now():
                 return
-            limit = self._room()
-            if limit <= 0:
+            room = self._room()
+            if not room:
                 return
-            self._accept(await self._or_in_doubt(self._claim(limit)))
+            self._accept(await self._or_in_doubt(self._claim(room)))
             if not self._more:
                 break
         if self._suspect_since is not None and not self._stopping and not self._alone:
             await self._run_alone()
 
-    def _room(self) -> int:
-        """How many jobs to claim now: free slots, and ahead only what runs within
-        `prefetch_seconds`.
+    def _room(self) -> dict[str, int]:
+        """How many jobs of each kind to claim now; empty: none.
+
+        Free slots, and ahead of them only what runs within `prefetch_seconds`: kinds whose handlers
+        are slow, or were never seen, are not held ahead at all.
         """
-        ahead = 0
-        if self._typical != float("inf"):
-            in_time = self.concurrency * self._settings.prefetch_seconds / max(self._typical, 1e-6)
-            ahead = min(self._settings.prefetch, int(in_time))
+        backlog = max(0, len(self.finisher) - 2 * self._settings.flush_limit)
+        free = self.concurrency - self._running - len(self._buffer) - backlog
+        quick_slots = self.concurrency - self._running_slow
+        ahead: dict[str, int] = {}
+        for kind in self.kinds:
+            seconds = self._typical.get(kind, float("inf"))
+            in_time = quick_slots * self._settings.prefetch_seconds / max(seconds, 1e-6)
+            ahead[kind] = int(min(self._settings.prefetch, in_time))
         # A claim costs a round trip however many it brings: go when half of what is held ahead has
         # run.
-        self._low_water = ahead // 2
+        self._low_water = max(ahead.values()) // 2
         if len(self._buffer) > self._low_water:
-            return 0
-        # Outcomes that the database does not take: do not pile up more.
-        backlog = max(0, len(self.finisher) - 2 * self._settings.flush_limit)
-        room = self.concurrency + ahead - self._running - len(self._buffer) - backlog
-        return min(room, self._settings.flush_limit)
+            return {}
+        limit = self._settings.flush_limit
+        return {kind: min(free + n, limit) for kind, n in ahead.items() if free + n > 0}
 
-    async def _claim(self, limit: int) -> list[Claim]:
+    async def _claim(self, room: dict[str, int]) -> list[Claim]:
         now = time.monotonic()
         full_look = not self._floors or now - self._full_look_at >= FULL_LOOK_SECONDS
-        claims, suspect_age = await self._store.claim(
-            self._wanted(full_look=full_look), limit, self.token, self._settings.lease
-        )
-        if not full_look and len(claims) < limit:
+        claims, suspect_age = await self._look(room, full_look=full_look)
+        self._more = _is_used_up(room, claims)
+        if not full_look and not self._more:
             full_look = True  # what is under the floors is used up: there may be more below them
-            rest, suspect_age = await self._store.claim(
-                self._wanted(full_look=True), limit - len(claims), self.token, self._settings.lease
-            )
+            taken = Counter(claim.kind for claim in claims)
+            left = {kind: most - taken[kind] for kind, most in room.items()}
+            rest, suspect_age = await self._look(left, full_look=True)
+            self._more = _is_used_up(left, rest)
             claims += rest
         if full_look:
             self._full_look_at = now
-        self._more = len(claims) >= limit
         if self._more:
             self._raise_floors(claims)
         else:
@@ -420,18 +428,24 @@ class Worker:
             self._in_doubt_until = time.monotonic() + self._settings.lease
             raise
 
-    def _wanted(self, *, full_look: bool) -> list[tuple[str, int, datetime]]:
-        """What to claim, in order: by priority, and within one priority each kind in its turn."""
+    async def _look(
+        self, room: dict[str, int], *, full_look: bool
+    ) -> tuple[list[Claim], float | None]:
+        """Claim, by priority, and within one priority each kind in its turn."""
         self._turn += 1
-        kinds = self.kinds
+        kinds = list(room)
         first = self._turn % len(kinds)
         kinds = kinds[first:] + kinds[:first]
         floors: Mapping[tuple[str, int], datetime] = {} if full_look else self._floors
-        return [
+        wanted = [
             (kind, priority, floors.get((kind, priority), _ALWAYS))
             for priority in PRIORITIES
             for kind in kinds
         ]
+        most = [room[kind] for kind, _, _ in wanted]
+        return await self._store.claim(
+            wanted, max(room.values()), self.token, self._settings.lease, most
+        )
 
     def _raise_floors(self, claims: Sequence[Claim]) -> None:
         """Where the next walk may begin: at the last row of each kind and priority that this one
@@ -501,6 +515,8 @@ class Worker:
 
     def _begin(self, held: Held) -> None:
         self._running += 1
+        held.is_slow = self._is_slow(held.claim.kind)
+        self._running_slow += held.is_slow
         held.task = self._loop.create_task(self._run(held))
 
     async def _run(self, held: Held) -> None:
@@ -522,11 +538,9 @@ class Worker:
             outcome = Interrupted()
         held.deadline = held.let_go_at = None
         self._running -= 1
+        self._running_slow -= held.is_slow
         self.executed += 1
-        took = time.monotonic() - started
-        self._typical = (
-            took if self._typical == float("inf") else max(took, self._typical * 0.98 + took * 0.02)
-        )
+        self._learn(claim.kind, time.monotonic() - started)
         if outcome is not None and held.stop is not Stop.LOST:
             self.finisher.add(claim, outcome)
         elif self._held.get(claim.id) is held:
@@ -534,6 +548,15 @@ class Worker:
         if claim.deaths:
             self._alone = False
         self._go_on()
+
+    def _learn(self, kind: str, took: float) -> None:
+        """A slow run counts at once, quick ones slowly."""
+        typical = self._typical.get(kind, took)
+        self._typical[kind] = max(took, typical * 0.98 + took * 0.02)
+
+    def _is_slow(self, kind: str) -> bool:
+        """Will a slot that runs this be taken for longer than work is held ahead?"""
+        return self._typical.get(kind, float("inf")) > self._settings.prefetch_seconds
 
     async def _stop_overdue(self) -> None:
         """Tell every handler whose time is up to stop."""

@@ -1,3 +1,23 @@
-"""The relay between stored events and the browsers that watch them. Knows no web framework."""
+"""The relay: every log line to everybody who watches, on whichever process. Knows no web framework.
 
-__all__: list[str] = []
+async with Relay(engine) as relay:
+subscription = await relay.subscribe({job_id: None})
+async for event in subscription.events(): ...
+"""
+
+from __future__ import annotations
+
+from .cursor import Cursor, parse_cursor, parse_cursors
+from .relay import Relay
+from .settings import RelaySettings
+from .subscription import Event, Subscription
+
+__all__ = [
+    "Cursor",
+    "Event",
+    "Relay",
+    "RelaySettings",
+    "Subscription",
+    "parse_cursor",
+    "parse_cursors",
+]

@@ -1,16 +1,16 @@
 -- pending -> processing, in bulk: due jobs of the kinds the worker serves, lower priority number first, then the oldest.
 -- $1 kinds, $2 priorities, $3 floors (timestamptz, a row each: where the walk begins; -infinity is a full look),
--- $4 limit, $5 claim token, $6 lease.   No row: nothing is due. A row without an id: a job that must run alone is due,
+-- $4 limit, $5 claim token, $6 lease, $7 how many of each row at most (fewer where handlers are slow: no hoarding).   No row: nothing is due. A row without an id: a job that must run alone is due,
 -- since `suspect_age` seconds.
 -- A floor keeps the walk out of a long dead prefix that an open transaction elsewhere holds back from vacuum.
 WITH pick AS MATERIALIZED (
     SELECT due.id
-      FROM unnest($1::text[], $2::smallint[], $3::timestamptz[]) AS w (kind, priority, floor)
+      FROM unnest($1::text[], $2::smallint[], $3::timestamptz[], $7::int[]) AS w (kind, priority, floor, most)
      CROSS JOIN LATERAL (
            SELECT j.id FROM fanout.job j
             WHERE j.status = 'pending' AND j.deaths = 0 AND j.kind = w.kind AND j.priority = w.priority
               AND j.run_at <= statement_timestamp() AND j.run_at >= w.floor
-            ORDER BY j.run_at, j.id LIMIT $4 FOR NO KEY UPDATE SKIP LOCKED) due
+            ORDER BY j.run_at, j.id LIMIT w.most FOR NO KEY UPDATE SKIP LOCKED) due
      LIMIT $4),
 claimed AS (
     UPDATE fanout.job j
