@@ -16,6 +16,8 @@ from .watch import show_reasons, show_slowest
 
 __all__ = ["tell"]
 
+MEGABYTE = 1_000_000
+
 
 def tell(outcome: Outcome) -> int:
     """Print the summary. Returns the exit code."""
@@ -59,7 +61,8 @@ def _lines(outcome: Outcome) -> list[str]:
             f"an interrupted run had done {batch.had_ended:,}, this one did the other {now:,}"
         )
     size_bytes = outcome.corpus.size_bytes
-    size = f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.1f} kB"
+    is_small = size_bytes < MEGABYTE
+    size = f"{size_bytes / 1000:,.1f} kB" if is_small else f"{size_bytes / MEGABYTE:,.1f} MB"
     lines.append(f"{rate(now / outcome.seconds)} over {duration(outcome.seconds)}, {size} in all")
     if progress.reason:
         lines.append(clean(progress.reason))

@@ -57,8 +57,9 @@ ClickException: Final = typer.BadParameter.__mro__[2]
 """Of the click that typer uses, which newer versions carry inside."""
 
 # C0 and C1 but tab and newline, and what reorders text: a file name must not steer a terminal.
+# And lone surrogates, which cannot be printed.
 _STEERING: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _PASSWORD: Final = re.compile(r"(://[^/@\s:]*):[^/\s]*@|(\bpassword=)[^&\s]+", re.IGNORECASE)
 

@@ -34,7 +34,7 @@ __all__ = ["Orders", "serve"]
 
 _log = logging.getLogger("fanout.process")
 
-LAST_SECONDS: Final = 5.0
+LAST_SECONDS: Final = 3.0
 """What a stop may take beyond its own limits before the process simply ends."""
 LONGEST_WAIT_SECONDS: Final = 5.0
 

@@ -24,7 +24,7 @@ FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LIVED_SECONDS: Final = 10.0
 """A process that lived this long is not in a crash loop: the next pause is the first one again."""
-KILL_SECONDS: Final = 6.0
+KILL_SECONDS: Final = 4.0
 """How long a process has after a hard stop; a second more than it gives itself."""
 BAD_INPUT: Final = frozenset({Exit.USAGE, Exit.DATABASE})
 
@@ -108,7 +108,11 @@ class Supervisor:
         pause = FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             started_at = time.monotonic()
-            code = await self._once(index)
+            try:
+                code = await self._once(index)
+            except OSError as error:  # no memory or no process to be had: perhaps later
+                _log.error("worker process %d cannot be started: %s", index, error)
+                code = Exit.WRONG
             lived = time.monotonic() - started_at
             if self._stopping.is_set():
                 return

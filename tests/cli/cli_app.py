@@ -32,6 +32,11 @@ def hang(job: Job[float]) -> None:
 
 
 @engine.job
+async def block(job: Job[float]) -> None:
+    time.sleep(job.payload)  # noqa: ASYNC251 - the mistake that is to be survived
+
+
+@engine.job
 async def page(job: Job[dict[str, Any]]) -> int:
     await asyncio.sleep(job.payload.get("seconds", 0))
     if problem := job.payload.get("problem"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fanout import Engine, Settings
+from fanout import Engine, JobNotFound, Settings
 from fanout.cli.checks import Facts, Level, findings
 from fanout.cli.children import safe_cell
 from fanout.cli.exits import without_password
@@ -428,6 +428,13 @@ async def test_a_wrong_command_line_is_one_line(cli: Cli, arguments: list[str]) 
     assert said.code == 2
     assert said.is_readable_error
     assert "--help" in said.err
+
+
+async def test_a_traceback_on_request(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whoever looks for a defect."""
+    monkeypatch.setenv("FANOUT_TRACEBACK", "1")
+    with pytest.raises(JobNotFound):
+        await cli("show", "987654")
 
 
 async def test_help_and_version(cli: Cli) -> None:

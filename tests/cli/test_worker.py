@@ -101,6 +101,19 @@ async def test_the_second_signal_stops_at_once(
     assert seen_again(await handle.job()) == ("pending", 0, 0)
 
 
+async def test_a_handler_that_blocks_the_loop_cannot_hold_up_a_hard_stop(
+    engine: Engine, database: str
+) -> None:
+    """A thread hears the second signal, and ends the process."""
+    async with worker(database) as process:
+        handle = await engine.submit("block", 120.0)
+        await until_running(handle)
+        began = time.monotonic()
+        code, _ = await stopped(process, signal.SIGTERM, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 10
+
+
 async def test_a_copy_of_the_first_signal_to_the_child_is_no_second_one(
     engine: Engine, database: str
 ) -> None:
