@@ -89,7 +89,7 @@ async def test_an_outage_longer_than_a_lease_is_nobodys_death(
 ) -> None:
     """All leases run out while the server is down; when it is back, workers renew before anyone may be rescued."""
     await own.ups(2)
-    job_id = await start(own, 300, child={"do": "work", "seconds": 0.3})
+    job_id = await start(own, 200, child={"do": "work", "seconds": 0.3})
     await counted(own, 20)
     await asyncio.to_thread(postgres.stop, "immediate")
     await asyncio.sleep(3)
@@ -190,7 +190,7 @@ async def test_sigterm_in_a_network_that_swallows_everything(
     fleet.environment |= {"FANOUT_STOP_GRACE": "1", "FANOUT_DATABASE_TIMEOUT": "2"}
     async with proxied(fleet.dsn) as (proxy, dsn):
         worker = await fleet.up("cut off", DATABASE_URL=dsn)
-        job_id = await start(fleet, 30, child={"do": "work", "seconds": 0.5})
+        job_id = await start(fleet, 30, child={"do": "work", "seconds": 0.2})
         await until(conn, "SELECT max(completed) > 5 FROM fanout.job")
         proxy.freeze()
         await asyncio.sleep(0.3)

@@ -17,6 +17,9 @@ from tests.chaos.harness import Fleet, closed, until
 from tests.machine.invariants import History
 
 
+QUICK = {"FANOUT_LEASE": "1.5", "FANOUT_HEARTBEAT": "0.4"}
+
+
 async def submit(engine: Engine, n: int, **wish: object) -> int:
     handle = await engine.submit("batch", {"n": n, **wish})
     return handle.id
@@ -197,9 +200,9 @@ async def test_a_second_sigterm_exits_at_once(
 async def test_sigterm_in_a_storm_of_claims_costs_nothing(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """Ten deploys of a worker that claims as fast as it can: a claim in flight is neither lost nor a death."""
-    job_id = await submit(engine, 3000, child={"do": "work", "seconds": 0.02})
-    for _ in range(10):
+    """Five deploys of a worker that claims as fast as it can: a claim in flight is neither lost nor a death."""
+    job_id = await submit(engine, 2000, child={"do": "work", "seconds": 0.02})
+    for _ in range(5):
         worker = await fleet.up("deployed", CHAOS_CONCURRENCY="20")
         await until(
             conn,
@@ -214,7 +217,7 @@ async def test_sigterm_in_a_storm_of_claims_costs_nothing(
     await fleet.ups(2)
     await closed(engine, job_id)
     assert await costs(conn) == (0, 0)
-    assert await outcome(conn, job_id) == ("completed", 3000, 3000, 0)
+    assert await outcome(conn, job_id) == ("completed", 2000, 2000, 0)
     await settled(conn, fleet.calls)
 
 
@@ -276,8 +279,9 @@ async def test_a_blocked_loop_loses_no_lease(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
     """`time.sleep` for three leases in an async handler: it runs once, for the heartbeat is not on that loop."""
+    fleet.environment |= QUICK
     await fleet.ups(2, CHAOS_CONCURRENCY="2")
-    handle = await engine.submit("leaf", {"do": "block", "seconds": 6})
+    handle = await engine.submit("leaf", {"do": "block", "seconds": 4.5})
     await handle.wait(20)
     assert len(fleet.calls.starts(handle.id)) == 1
     assert await costs(conn) == (0, 0)
@@ -290,7 +294,7 @@ async def test_what_cannot_be_stopped_is_let_go_and_its_process_ends(
 ) -> None:
     """A handler that swallows its cancellation, a thread that hangs, a loop that is blocked, past timeout + grace: the
     lease is let go, the process ends in failure, and the job's next end is by rescue; its neighbours complete."""
-    fleet.environment |= {"FANOUT_MAX_DEATHS": "1", "FANOUT_STOP_GRACE": "0.3"}
+    fleet.environment |= QUICK | {"FANOUT_MAX_DEATHS": "1", "FANOUT_STOP_GRACE": "0.3"}
     worker = await fleet.up("stuck")
     do = {"do": "block" if kind == "blocked" else "stubborn", "seconds": 600}
     stuck = await engine.submit("hasty" if kind == "blocked" else kind, do)
@@ -357,8 +361,9 @@ async def test_the_same_name_restarted_at_once_is_another_worker(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
     """kill -9, and a worker of the same name at once: it neither renews the dead one's leases nor writes for it."""
+    fleet.environment |= QUICK
     first = await fleet.up("pod-0")
-    job_id = await submit(engine, 5, child={"do": "work", "seconds": 1})
+    job_id = await submit(engine, 5, child={"do": "work", "seconds": 0.5})
     await until(conn, "SELECT count(*) = 5 FROM fanout.job WHERE status = 'processing'")
     await first.killed()
     await fleet.up("pod-0")
