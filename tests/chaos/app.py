@@ -1,4 +1,6 @@
-"""The program under chaos: an engine with handlers that behave as their payload says, badly if need be."""
+"""The program under chaos: an engine with handlers that behave as their payload says, badly if need
+be.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class Logged:
         self._log.write("end", **self._of, how=how)
 
 
-async def behave(job: Job[Any]) -> None:
+async def behave(job: Job[Any]) -> None:  # noqa: C901, PLR0912 - a case a behaviour
     """What a child does: payload {"do": …}."""
     wish: dict[str, Any] = job.payload or {}
     match wish.get("do", "work"):

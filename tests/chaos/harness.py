@@ -68,7 +68,7 @@ class Process:
         self.popen.send_signal(signal_number)
 
     async def killed(self) -> None:
-        """kill -9, and it is gone."""
+        """Kill -9, and it is gone."""
         self.popen.kill()
         await self.ended(10)
 

@@ -1,4 +1,6 @@
-"""A TCP proxy before PostgreSQL's socket, that can stop to pass anything on: a network that swallows everything."""
+"""A TCP proxy before PostgreSQL's socket, that can stop to pass anything on: a network that
+swallows everything.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.chaos.harness import ROOT, Fleet, settings_of
 async def test_a_thousand_submits_of_one_key_make_one_job(
     fleet: Fleet, conn: asyncpg.Connection
 ) -> None:
-    """From four engines, over sixteen connections, at once: one job, and each caller gets its id."""
+    """Four engines, sixteen connections, at once: one job, and each caller gets its id."""
     engines = [fleet.engine(pool_size=4, database_timeout=30) for _ in range(4)]
     await asyncio.gather(*(engine.start() for engine in engines))
     try:
@@ -47,7 +47,9 @@ async def test_a_thousand_submits_of_one_key_make_one_job(
 async def test_submits_that_wait_for_a_winner_who_rolls_back(
     fleet: Fleet, conn: asyncpg.Connection
 ) -> None:
-    """Two hundred wait behind a transaction that holds the key and is rolled back: one of them makes the job."""
+    """Two hundred wait behind a transaction that holds the key and is rolled back: one of them
+    makes the job.
+    """
     engines = [fleet.engine(pool_size=4, database_timeout=30) for _ in range(2)]
     await asyncio.gather(*(engine.start() for engine in engines))
     try:
@@ -65,7 +67,7 @@ async def test_submits_that_wait_for_a_winner_who_rolls_back(
         assert len({handle.id for handle in handles}) == 1
         assert first.id not in {handle.id for handle in handles}
         assert sum(handle.created for handle in handles) == 1
-        assert await conn.fetch("SELECT id FROM fanout.job") == [(handles[0].id,)]
+        assert await conn.fetchval("SELECT array_agg(id) FROM fanout.job") == [handles[0].id]
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
 
@@ -73,8 +75,7 @@ async def test_submits_that_wait_for_a_winner_who_rolls_back(
 async def test_batches_of_overlapping_keys_do_not_deadlock(
     fleet: Fleet, conn: asyncpg.Connection
 ) -> None:
-    """Fifty callers submit the same forty keys in any order, many in one transaction: forty jobs."""
-
+    """Fifty callers submit forty keys, all in one transaction, in any order: forty jobs."""
     engines = [fleet.engine(pool_size=6, database_timeout=30) for _ in range(2)]
     await asyncio.gather(*(engine.start() for engine in engines))
     keys = [f"key-{n}" for n in range(40)]
@@ -97,14 +98,17 @@ MIGRATE = """
 import asyncio, os, sys
 from fanout import Settings, migrate
 sys.stdin.readline()
-print(asyncio.run(migrate(os.environ["DATABASE_URL"], settings=Settings(database_timeout=60))).before)
+settings = Settings(database_timeout=60)
+print(asyncio.run(migrate(os.environ["DATABASE_URL"], settings=settings)).before)
 """
 
 
 async def test_ten_processes_migrate_an_empty_database_at_once(empty_database: str) -> None:
-    """One of them does it, nine find it done; one more is killed in the middle, and leaves nothing half made."""
+    """One of them does it, nine find it done; one more is killed in the middle, and leaves nothing
+    half made.
+    """
     pods = [
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: ASYNC220 - nothing else runs here
             [sys.executable, "-c", MIGRATE],
             cwd=ROOT,
             env=os.environ | {"DATABASE_URL": empty_database},

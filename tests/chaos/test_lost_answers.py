@@ -1,4 +1,6 @@
-"""Between a statement and its answer: what a worker does when it learns late, twice, or never what was committed."""
+"""Between a statement and its answer: what a worker does when it learns late, twice, or never what
+was committed.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from fanout.store import Store
 from fanout.values import Claim, Completed, Counted
 from tests.chaos.app import SETTINGS
 from tests.chaos.harness import settings_of, until
+from tests.factories import LONG_AGO
 from tests.machine.invariants import check
 
 
@@ -68,7 +71,9 @@ async def deaths(conn: asyncpg.Connection) -> int:
 
 
 def delayed(monkeypatch: pytest.MonkeyPatch, method: str, after: Callable[[int], Any]) -> None:
-    """Let a statement of the store commit, then do something before its answer is seen; `after` gets the count."""
+    """Let a statement of the store commit, then do something before its answer is seen; `after`
+    gets the count.
+    """
     real = getattr(Store, method)
     calls = 0
 
@@ -85,7 +90,9 @@ def delayed(monkeypatch: pytest.MonkeyPatch, method: str, after: Callable[[int],
 async def test_a_claim_in_flight_when_the_worker_stops_goes_back(
     engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim commits, then the worker is told to stop before it has the answer: no handler begins, nothing dies."""
+    """The claim commits, then the worker is told to stop before it has the answer: no handler
+    begins, nothing dies.
+    """
     await submit(engine, "quick", 3)
     committed = asyncio.Event()
 
@@ -107,7 +114,9 @@ async def test_a_claim_in_flight_when_the_worker_stops_goes_back(
 async def test_a_claim_whose_answer_was_lost_is_no_death(
     engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """The claim commits and its answer is lost: the worker finds what it holds without knowing, and gives it back."""
+    """The claim commits and its answer is lost: the worker finds what it holds without knowing, and
+    gives it back.
+    """
     await submit(engine, "quick", 3)
     if method == "claim_alone":
         await conn.execute("UPDATE fanout.job SET deaths = 1")
@@ -132,7 +141,7 @@ async def test_a_claim_that_is_lost_before_its_task_ran_gives_its_slot_back(
     """A task that is cancelled before its first step runs nothing at all, not even a `finally`."""
     await submit(engine, "slow", 2)
     worker = engine.worker()
-    claims, _ = await engine.store.claim(worker._wanted(full_look=True), 2, worker.token, 30)
+    claims = await worker._claim({"slow": 2})
     worker._accept(claims)
     worker._on_lost([claims[0]])
     await asyncio.sleep(0.05)
@@ -151,7 +160,7 @@ async def test_jobs_are_released_that_are_interrupted_before_their_tasks_ran(
     """The same at a shutdown: they go back at once and at no cost."""
     await submit(engine, "slow", 2)
     worker = engine.worker()
-    claims, _ = await engine.store.claim(worker._wanted(full_look=True), 2, worker.token, 30)
+    claims = await worker._claim({"slow": 2})
     worker.finisher.start()
     worker._accept(claims)
     await worker._interrupt()
@@ -199,7 +208,9 @@ async def test_a_worker_stopped_while_it_starts_is_stopped(
 async def test_every_stop_returns_when_it_is_stopped(
     engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """A second `stop`, and the engine's, wait for the first: else the pool is closed under what it still writes."""
+    """A second `stop`, and the engine's, wait for the first: else the pool is closed under what it
+    still writes.
+    """
     handle = await engine.submit("slow", 0.5)
     worker = engine.worker()
     await worker.start()
@@ -217,7 +228,9 @@ async def test_every_stop_returns_when_it_is_stopped(
 async def test_one_locked_manager_does_not_cost_another_its_lease(
     engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """Somebody holds the row of one manager for longer than a lease: the worker's other jobs are renewed all the same."""
+    """Somebody holds the row of one manager for longer than a lease: the worker's other jobs are
+    renewed all the same.
+    """
     await submit(engine, "holds", 3)
     async with engine.worker() as worker:
         await until(conn, "SELECT count(*) = 3 FROM fanout.job WHERE kind = 'holds' AND total = 1")
@@ -280,7 +293,9 @@ async def test_a_handler_that_has_no_database_is_not_run_in_a_circle(
 async def test_a_lock_that_somebody_holds_does_not_gather_backends(
     engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """A finish that times out behind a lock ends on the server too, instead of waiting there with all that follow."""
+    """A finish that times out behind a lock ends on the server too, instead of waiting there with
+    all that follow.
+    """
     [job_id] = await submit(engine, "slow", 1, 0.3)
     async with engine.worker():
         await until(conn, "SELECT status = 'processing' FROM fanout.job")
@@ -304,7 +319,9 @@ async def test_a_manager_goes_on_where_a_connection_broke(
     monkeypatch: pytest.MonkeyPatch,
     committed: bool,
 ) -> None:
-    """A chunk whose answer was lost, or that was never made, is sent again: no reason to fetch all documents anew."""
+    """A chunk whose answer was lost, or that was never made, is sent again: no reason to fetch all
+    documents anew.
+    """
     real, calls = Store.fan_out, 0
 
     async def broken(self: Store, *arguments: Any, **options: Any) -> Any:
@@ -329,7 +346,9 @@ async def test_a_manager_goes_on_where_a_connection_broke(
 async def test_a_checkpoint_is_kept_across_a_broken_connection(
     engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was paid for is not paid for again because the connection broke while it was written down."""
+    """What was paid for is not paid for again because the connection broke while it was written
+    down.
+    """
 
     async def lose(calls: int) -> None:
         if calls == 1:
@@ -362,8 +381,9 @@ async def test_an_outage_longer_than_a_lease_ends_the_run_but_costs_no_retry(
 
 
 async def test_a_flush_is_bounded_in_bytes() -> None:
-    """A thousand large results that waited for the database do not go as one statement that times out again and
-    again."""
+    """A thousand large results that waited for the database do not go as one statement that times
+    out again and again.
+    """
     flushed: list[int] = []
 
     class Slow:
@@ -380,8 +400,9 @@ async def test_a_flush_is_bounded_in_bytes() -> None:
         on_failed=lambda *_: None,
     )
     result = Completed("x" * (1 << 20))  # one string, a hundred times
+    claim = Claim(0, 1, "quick", 0, None, None, None, 0, 0, 3, 0, 5, LONG_AGO, "null", None)
     for n in range(100):
-        finisher.add(Claim(*([n] * 15)), result)
+        finisher.add(claim._replace(id=n), result)
     finisher.start()
     assert await finisher.drain(10)
     await finisher.stop()
@@ -392,8 +413,9 @@ async def test_a_flush_is_bounded_in_bytes() -> None:
 async def test_a_transaction_that_its_process_forgets_is_ended_by_the_server(
     database: str, conn: asyncpg.Connection
 ) -> None:
-    """A loop that is blocked, or a process that is frozen, between two statements of a transaction holds its locks for a
-    database timeout, not for a minute in which no pod can count."""
+    """A loop that is blocked, or a process that is frozen, between two statements of a transaction
+    holds its locks for a database timeout, not for a minute in which no pod can count.
+    """
     settings = settings_of(SETTINGS, database_timeout=1)
     pool = Pool(database, settings)
     await pool.open()

@@ -25,8 +25,9 @@ async def revive(fleet: Fleet) -> None:
 async def test_a_manager_killed_at_each_chunk_edge_dispatches_each_document_once(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """One batch for each edge of three chunks, and one for a place inside each: the process is killed there, once; the
-    next run goes on, and each document has one child."""
+    """One batch for each edge of three chunks, and one for a place inside each: the process is
+    killed there, once; the next run goes on, and each document has one child.
+    """
     await History.install(conn)
     fleet.environment |= {
         "FANOUT_CHUNK_SIZE": "40",
@@ -60,7 +61,9 @@ async def test_a_manager_killed_at_each_chunk_edge_dispatches_each_document_once
 async def test_a_manager_that_kills_its_process_each_time_fails_its_batch(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """Poison: what it dispatched is cancelled or counted, the batch closes as failed, once, and its follow-up runs."""
+    """Poison: what it dispatched is cancelled or counted, the batch closes as failed, once, and its
+    follow-up runs.
+    """
     fleet.environment |= {
         "FANOUT_LEASE": "1.5",
         "FANOUT_MAX_DEATHS": "1",
@@ -87,8 +90,9 @@ async def test_a_manager_that_kills_its_process_each_time_fails_its_batch(
 async def test_a_batch_is_cancelled_in_mid_dispatch(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection, killed: bool
 ) -> None:
-    """While the manager dispatches and children run: all are counted, those that run are told, the batch closes once;
-    also if the workers are killed in the same moment."""
+    """While the manager dispatches and children run: all are counted, those that run are told, the
+    batch closes once; also if the workers are killed in the same moment.
+    """
     await History.install(conn)
     fleet.environment |= {"FANOUT_LEASE": "1.5", "FANOUT_CHUNK_SIZE": "20"}
     await fleet.ups(2)
@@ -114,7 +118,9 @@ async def test_a_batch_is_cancelled_in_mid_dispatch(
 async def test_seventy_thousand_children_in_flat_memory(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """A batch of 70,000 from an iterator: counted exactly, closed once, and its manager's process stays small."""
+    """A batch of 70,000 from an iterator: counted exactly, closed once, and its manager's process
+    stays small.
+    """
     fleet.environment |= {
         "FANOUT_CHUNK_SIZE": "1000",
         "FANOUT_LEASE": "30",

@@ -1,5 +1,6 @@
-"""The database restarts, is away, cuts connections, has none left, or answers nothing: trouble of the engine, that costs
-no child a retry."""
+"""The database restarts, is away, cuts connections, has none left, or answers nothing: trouble of
+the engine, that costs no child a retry.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ async def start(fleet: Fleet, n: int, **wish: object) -> int:
 
 
 async def test_two_crashes_of_the_server_in_mid_batch(own: Fleet, postgres: EmbeddedServer) -> None:
-    """`-m immediate`, twice, each shorter than a lease: all complete, nobody died, nothing failed."""
+    """`-m immediate`, twice, each shorter than a lease: all complete, nobody died."""
     await own.ups(2)
     job_id = await start(own, 1500)
     for at_least in (200, 700):
@@ -87,7 +88,9 @@ async def test_two_crashes_of_the_server_in_mid_batch(own: Fleet, postgres: Embe
 async def test_an_outage_longer_than_a_lease_is_nobodys_death(
     own: Fleet, postgres: EmbeddedServer
 ) -> None:
-    """All leases run out while the server is down; when it is back, workers renew before anyone may be rescued."""
+    """All leases run out while the server is down; when it is back, workers renew before anyone may
+    be rescued.
+    """
     await own.ups(2)
     job_id = await start(own, 200, child={"do": "work", "seconds": 0.3})
     await counted(own, 20)
@@ -102,7 +105,7 @@ async def test_an_outage_longer_than_a_lease_is_nobodys_death(
 async def test_workers_may_be_there_before_the_database(
     own: Fleet, postgres: EmbeddedServer
 ) -> None:
-    """Workers wait for a server that is not up, then migrate its empty database at once and work."""
+    """Workers wait for a server that is not up, then migrate its empty database, and work."""
     await asyncio.to_thread(postgres.stop, "fast")
     for n in range(3):
         own.spawn(f"w{n}")
@@ -116,7 +119,9 @@ async def test_workers_may_be_there_before_the_database(
 async def test_connections_that_are_cut_all_the_time(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """pg_terminate_backend on everything of the engine, three times a second: exact all the same, nobody dies."""
+    """pg_terminate_backend on everything of the engine, three times a second: exact all the same,
+    nobody dies.
+    """
     await fleet.ups(2)
     job_id = await start(fleet, 1000)
     done = asyncio.ensure_future(closed(engine, job_id, 60))
@@ -135,7 +140,9 @@ async def test_connections_that_are_cut_all_the_time(
 
 
 async def test_user_code_that_takes_every_connection_of_the_server(own: Fleet) -> None:
-    """No connection is left for a new session for longer than a lease: what the engine has is enough."""
+    """No connection is left for a new session for longer than a lease: what the engine has is
+    enough.
+    """
     conn = await asyncpg.connect(own.dsn)
     await own.ups(2)
     job_id = await start(own, 200, child={"do": "work", "seconds": 0.2})
@@ -163,8 +170,10 @@ async def test_user_code_that_takes_every_connection_of_the_server(own: Fleet) -
 async def test_a_network_that_swallows_everything(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """A black hole for less than a lease, in both directions, then of the answers alone: it recovers within the
-    database timeout, and what was committed unheard is neither done twice nor anyone's death."""
+    """A black hole for less than a lease, in both directions, then of the answers alone: it
+    recovers within the database timeout, and what was committed unheard is neither done twice nor
+    anyone's death.
+    """
     fleet.environment |= {"FANOUT_DATABASE_TIMEOUT": "0.5", "FANOUT_LEASE": "4"}
     async with proxied(fleet.dsn) as (proxy, dsn):
         await fleet.ups(2, DATABASE_URL=dsn)
@@ -186,7 +195,9 @@ async def test_a_network_that_swallows_everything(
 async def test_sigterm_in_a_network_that_swallows_everything(
     fleet: Fleet, engine: Engine, conn: asyncpg.Connection
 ) -> None:
-    """A worker that cannot reach its database still ends: within its grace and one database timeout, not three."""
+    """A worker that cannot reach its database still ends: within its grace and one database
+    timeout, not three.
+    """
     fleet.environment |= {"FANOUT_STOP_GRACE": "1", "FANOUT_DATABASE_TIMEOUT": "2"}
     async with proxied(fleet.dsn) as (proxy, dsn):
         worker = await fleet.up("cut off", DATABASE_URL=dsn)
@@ -206,7 +217,7 @@ async def test_sigterm_in_a_network_that_swallows_everything(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 async def test_an_hour_of_accidents_in_minutes(own: Fleet, postgres: EmbeddedServer) -> None:
-    """Crashes of the server, outages longer than a lease, and killed workers, one after the other."""
+    """Crashes of the server, outages longer than a lease, killed workers, one after the other."""
     await own.ups(3)
     job_id = await start(own, 10_000, child={"do": "work", "seconds": 0.1})
     for round_number in range(8):

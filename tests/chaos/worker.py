@@ -1,4 +1,6 @@
-"""A worker process: `python -m tests.chaos.worker`. SIGTERM stops it in good order, a second one at once."""
+"""A worker process: `python -m tests.chaos.worker`. SIGTERM stops it in good order, a second one at
+once.
+"""
 
 from __future__ import annotations
 
