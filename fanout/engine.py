@@ -68,6 +68,7 @@ class Request:
         "priority",
         "run_at",
         "target",
+        "tenant",
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class Request:
         delay: float | None = None,
         max_retries: int | None = None,
         on_closed: str | None = None,
+        tenant: str = "",
     ) -> None:
         self.target = target
         self.payload = payload
@@ -90,6 +92,7 @@ class Request:
         self.delay = delay
         self.max_retries = max_retries
         self.on_closed = on_closed
+        self.tenant = tenant
 
 
 class Engine:
@@ -359,6 +362,7 @@ class Engine:
         delay: float | None = None,
         max_retries: int | None = None,
         on_closed: str | None = None,
+        tenant: str = "",
         connection: asyncpg.Connection | None = None,
     ) -> JobHandle:
         """Enqueue one job and return at once.
@@ -371,6 +375,7 @@ class Engine:
                 submits, however often.
             priority: 0 (first) to 9 (last); default 5.
             run_at, delay: not before this time (with a time zone), or in so many seconds.
+            tenant: whose job it is; idempotency keys are a tenant's own.
             connection: the caller's own asyncpg connection: the job lives or dies with the caller's
                 transaction, and
                 workers find it within `poll_interval` of the commit, or at once after
@@ -390,6 +395,7 @@ class Engine:
             delay=delay,
             max_retries=max_retries,
             on_closed=on_closed,
+            tenant=tenant,
         )
         return (await self.submit_many([request], connection=connection))[0]
 
@@ -429,6 +435,7 @@ class Engine:
         return NewJob(
             kind=kind,
             payload=payload,
+            tenant=checked_text(request.tenant, "tenant", 128) if request.tenant else "",
             key=None if request.key is None else checked_text(request.key, "key", 512),
             priority=request.priority,
             run_at=request.run_at,
@@ -454,9 +461,9 @@ class Engine:
         """A handle on a job, which is not looked up before it is used."""
         return JobHandle(job_id, self.store, retries=self.wake)
 
-    async def find(self, key: str) -> JobHandle | None:
+    async def find(self, key: str, *, tenant: str = "") -> JobHandle | None:
         """The job that was submitted with an idempotency key; None: there is none."""
-        job_id = await self.store.find_by_key(checked_text(key, "key", 512))
+        job_id = await self.store.find_by_key(checked_text(key, "key", 512), tenant)
         return None if job_id is None else self.handle(job_id)
 
     async def jobs(

@@ -73,6 +73,7 @@ class Store:
             [j.delay for j in picked],
             [j.max_retries for j in picked],
             [j.on_closed for j in picked],
+            [j.tenant for j in picked],
         )
 
         async def body(connection: asyncpg.Connection) -> list[Submitted]:
@@ -429,24 +430,29 @@ class Store:
         rows = await self._pool.fetch(self._sql["progress_many"], list(job_ids))
         return {row["id"]: progress_from(row) for row in rows}
 
-    async def job(self, job_id: int) -> JobRow:
-        """One job, whole. Raises JobNotFound."""
-        rows = await self._pool.fetch(self._sql["job"], job_id)
+    async def job(self, job_id: int, tenant: str | None = None) -> JobRow:
+        """One job, whole; with `tenant`, only if it is that tenant's. Raises JobNotFound."""
+        rows = await self._pool.fetch(self._sql["job"], job_id, tenant)
         if not rows:
             raise JobNotFound(job_id)
         return _job_row(rows[0])
 
-    async def find_by_key(self, key: str) -> int | None:
-        """The id of the job that holds an idempotency key."""
-        rows = await self._pool.fetch(self._sql["find_by_key"], key)
+    async def find_by_key(self, key: str, tenant: str = "") -> int | None:
+        """The id of the job that holds an idempotency key of a tenant."""
+        rows = await self._pool.fetch(self._sql["find_by_key"], key, tenant)
         return rows[0]["id"] if rows else None
 
     async def jobs(
-        self, kind: str | None, status: Status | None, before_id: int | None, limit: int
+        self,
+        kind: str | None,
+        status: Status | None,
+        before_id: int | None,
+        limit: int,
+        tenant: str | None = None,
     ) -> list[JobSummary]:
-        """A page of root jobs, newest first."""
+        """A page of root jobs, newest first; with `tenant`, only that tenant's."""
         rows = await self._pool.fetch(
-            self._sql["jobs"], kind, status and str(status), before_id, limit
+            self._sql["jobs"], kind, status and str(status), before_id, limit, tenant
         )
         return [_summary(row) for row in rows]
 
@@ -592,6 +598,7 @@ def _closed_only(rows: Sequence[Any]) -> Counted:
 def _job_row(row: Any) -> JobRow:
     return JobRow(
         id=row["id"],
+        tenant=row["tenant"],
         kind=row["kind"],
         status=Status(row["status"]),
         parent_id=row["parent_id"],

@@ -42,6 +42,8 @@ class NewJob:
     kind: str
     payload: str
     """JSON text, at most 1,024 bytes."""
+    tenant: str = ""
+    """Whose it is; empty: nobody's in particular."""
     key: str | None = None
     priority: int | None = None
     """0 (first) to 9 (last); None: 5."""
@@ -206,6 +208,7 @@ class JobRow:
     """One job, whole."""
 
     id: int
+    tenant: str
     kind: str
     status: Status
     parent_id: int | None

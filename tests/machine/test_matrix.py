@@ -665,7 +665,6 @@ async def test_the_table_refuses_every_half_transition(conn: asyncpg.Connection)
     assert not accepted, "\n".join(accepted)
 
 
-@pytest.mark.xfail(strict=False, reason="fanout.submit_job does not look at on_closed")
 @pytest.mark.parametrize("name", ["papers report", "7"])
 async def test_a_follow_up_is_named_as_a_kind_is(name: str, conn: asyncpg.Connection) -> None:
     """A kind that nobody can register would wait for ever: it is refused where it comes in."""
@@ -673,7 +672,6 @@ async def test_a_follow_up_is_named_as_a_kind_is(name: str, conn: asyncpg.Connec
         await conn.fetchval("SELECT fanout.submit('papers_batch', on_closed => $1)", name)
 
 
-@pytest.mark.xfail(strict=False, reason="fan_out enqueues no follow-up for a child born failed")
 async def test_a_document_that_is_gone_has_its_follow_up(
     store: Store, conn: asyncpg.Connection
 ) -> None:

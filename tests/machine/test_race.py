@@ -382,7 +382,6 @@ async def test_a_race_over_three_hot_batches(database: str, conn: asyncpg.Connec
     await a_race(database, conn, seconds=6, roots=3)
 
 
-@pytest.mark.xfail(strict=False, reason="pick of doom_chunk.sql has to be MATERIALIZED")
 async def test_a_chunk_is_never_larger_than_asked_while_leases_are_renewed(
     store: Store, conn: asyncpg.Connection
 ) -> None:

@@ -1,2 +1,2 @@
--- The job that holds an idempotency key. $1 key.
-SELECT id FROM fanout.job WHERE idempotency_key = $1
+-- The job that holds an idempotency key. $1 key, $2 tenant.
+SELECT id FROM fanout.job WHERE tenant = $2 AND idempotency_key = $1

@@ -20,6 +20,7 @@ CREATE TABLE fanout.job (
     priority           smallint NOT NULL DEFAULT 5, -- 0 is served first, 9 last
     status             text NOT NULL DEFAULT 'pending',
     kind               text NOT NULL,
+    tenant             text NOT NULL DEFAULT '',   -- whose it is; children and follow-ups inherit it
     payload            json NOT NULL DEFAULT 'null',
     -- No foreign key: it would look the same parent up once per child (a third of the dispatch). Children are born in the
     -- statement that holds their parent's row (fan_out), and are only ever deleted with it.
@@ -64,12 +65,13 @@ CREATE TABLE fanout.job (
     CONSTRAINT job_on_closed_name CHECK (on_closed <> '' AND strpos(on_closed, ':') = 0 AND strpos(on_closed, '.') = 0),
     CONSTRAINT job_priority CHECK (priority BETWEEN 0 AND 9),
     CONSTRAINT job_payload_is_light CHECK (octet_length(payload::text) <= 1024),
-    CONSTRAINT job_key_lengths CHECK (octet_length(document_key) <= 512 AND octet_length(idempotency_key) <= 512)
+    CONSTRAINT job_key_lengths CHECK (octet_length(document_key) <= 512 AND octet_length(idempotency_key) <= 512
+                                      AND octet_length(tenant) <= 128)
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
 -- One child per document of a manager; also the order in which children are paged.
 CREATE UNIQUE INDEX job_child ON fanout.job (parent_id, document_key) WHERE parent_id IS NOT NULL;
-CREATE UNIQUE INDEX job_idempotency ON fanout.job (idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE UNIQUE INDEX job_idempotency ON fanout.job (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE UNIQUE INDEX job_follow_up ON fanout.job (follows_id, follows_generation) WHERE follows_id IS NOT NULL;
 -- Claims. A job with a death runs alone, so it stands in an index of its own.
 CREATE INDEX job_pending ON fanout.job (kind, priority, run_at, id) WHERE status = 'pending' AND deaths = 0;

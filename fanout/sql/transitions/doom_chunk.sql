@@ -11,7 +11,7 @@ idle AS MATERIALIZED (
     SELECT id FROM fanout.job
      WHERE parent_id = (SELECT id FROM doomed) AND status IN ('pending', 'waiting') AND verdict IS NULL
      ORDER BY id LIMIT $2 - (SELECT count(*) FROM running) FOR NO KEY UPDATE SKIP LOCKED),
-pick AS (SELECT id FROM running UNION ALL SELECT id FROM idle),
+pick AS MATERIALIZED (SELECT id FROM running UNION ALL SELECT id FROM idle),
 c AS (
     UPDATE fanout.job c
        SET verdict = CASE WHEN c.completed + c.failed + c.cancelled < c.total THEN 'cancelled' END,

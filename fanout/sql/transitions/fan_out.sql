@@ -3,18 +3,26 @@
 -- $8 kind, $9 max retries, $10 priority, $11 on_closed.
 -- Run it in a transaction; no row => ROLLBACK, the claim is lost: it was given away, or the batch was ended.
 WITH mine AS (
-    SELECT id, COALESCE(root_id, id) AS root_id, (depth + 1)::smallint AS depth
+    SELECT id, tenant, COALESCE(root_id, id) AS root_id, (depth + 1)::smallint AS depth
       FROM fanout.job WHERE id = $1 AND attempt = $2 AND claim_token = $3),
 born AS (
-    INSERT INTO fanout.job (parent_id, root_id, depth, document_key, kind, payload, max_retries, priority, on_closed,
+    INSERT INTO fanout.job (tenant, parent_id, root_id, depth, document_key, kind, payload, max_retries, priority, on_closed,
                             status, finished_at, error, error_type)
-    SELECT mine.id, mine.root_id, mine.depth, d.document_key, $8, d.payload::json, $9::int, $10::smallint, $11,
+    SELECT mine.tenant, mine.id, mine.root_id, mine.depth, d.document_key, $8, d.payload::json, $9::int, $10::smallint, $11,
            CASE WHEN d.error IS NULL THEN 'pending' ELSE 'failed' END,
            CASE WHEN d.error IS NOT NULL THEN clock_timestamp() END,
            d.error, CASE WHEN d.error IS NOT NULL THEN 'DocumentGone' END
       FROM mine CROSS JOIN unnest($5::text[], $6::text[], $7::text[]) AS d (document_key, payload, error)
         ON CONFLICT (parent_id, document_key) WHERE parent_id IS NOT NULL DO NOTHING
-    RETURNING status),
+    RETURNING id, status, tenant),
+follow_up AS (   -- a child that is born failed has closed
+    INSERT INTO fanout.job (tenant, kind, payload, follows_id, follows_generation, priority, max_retries)
+    SELECT born.tenant, $11,
+           json_build_object('job_id', born.id, 'kind', $8::text, 'generation', 1, 'outcome', 'failed',
+                             'total', 0, 'completed', 0, 'failed', 0, 'cancelled', 0),
+           born.id, 1, $10::smallint, COALESCE(f.max_retries, 3)
+      FROM born LEFT JOIN fanout.kind f ON f.name = $11
+     WHERE born.status = 'failed' AND $11::text IS NOT NULL),
 k AS (SELECT count(*)::int AS born, count(*) FILTER (WHERE status = 'failed')::int AS gone FROM born)
 UPDATE fanout.job p
    SET total = p.total + k.born, failed = p.failed + k.gone, updated_at = clock_timestamp(),

@@ -31,8 +31,8 @@ p AS (
  RETURNING p.id, p.parent_id, p.depth, p.kind, p.status, p.finished_at, p.generation, p.on_closed, p.priority,
            p.total, p.completed, p.failed, p.cancelled, p.updated_at),
 follow_up AS (
-    INSERT INTO fanout.job (kind, payload, follows_id, follows_generation, priority, max_retries)
-    SELECT z.on_closed,
+    INSERT INTO fanout.job (tenant, kind, payload, follows_id, follows_generation, priority, max_retries)
+    SELECT own.tenant, z.on_closed,
            json_build_object('job_id', z.id, 'kind', z.kind, 'generation', z.generation, 'outcome', z.status,
                              'total', z.total, 'completed', z.completed, 'failed', z.failed, 'cancelled', z.cancelled),
            z.id, z.generation, z.priority, COALESCE(k.max_retries, 3)
@@ -41,6 +41,7 @@ follow_up AS (
              UNION ALL
             SELECT id, kind, generation, status, on_closed, priority, total, completed, failed, cancelled
               FROM c WHERE finished_at IS NOT NULL) z
+      JOIN fanout.job own ON own.id = z.id
       LEFT JOIN fanout.kind k ON k.name = z.on_closed
      WHERE z.on_closed IS NOT NULL
         ON CONFLICT (follows_id, follows_generation) WHERE follows_id IS NOT NULL DO NOTHING)
