@@ -62,7 +62,7 @@ def counts(progress: Progress) -> tuple[int, int, int, int]:
 
 
 async def assert_true_to_its_children(conn: asyncpg.Connection) -> None:
-    """Every manager's counters are what its children are, and none that is closed has an open one."""
+    """Counters are what the children are, and no closed job has an open child."""
     wrong = await conn.fetch(
         """SELECT p.id, p.status, p.total, p.completed, p.failed, p.cancelled, t.*
              FROM fanout.job p CROSS JOIN LATERAL (

@@ -254,8 +254,20 @@ async def test_a_bad_document_ends_the_batch_but_not_the_chunks_before_it(
         ([("a", 1)], {"on_closed": "a.b"}, "on_closed"),
         ([("a", 1)], {"target": "a:b"}, "kind"),
     ],
-    ids=["empty", "NUL", "surrogate", "long", "int", "NaN", "text", "triple"]
-    + ["priority", "max_retries", "on_closed", "kind"],
+    ids=[
+        "empty",
+        "NUL",
+        "surrogate",
+        "long",
+        "int",
+        "NaN",
+        "text",
+        "triple",
+        "priority",
+        "retries",
+        "on_closed",
+        "kind",
+    ],
 )
 async def test_what_cannot_be_dispatched_is_no_matter_for_a_retry(
     engine: Engine, documents: Any, options: Any, names: str

@@ -28,7 +28,7 @@ SELECT application_name, count(*)::int FROM pg_stat_activity
 
 
 async def connections(conn: asyncpg.Connection) -> dict[str, int]:
-    return {name: count for name, count in await conn.fetch(OURS)}
+    return {row[0]: row[1] for row in await conn.fetch(OURS)}
 
 
 async def leaf(job: Job[int]) -> int:
