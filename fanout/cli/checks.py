@@ -1,29 +1,22 @@
-"""What the doctor asks of the database, and how it judges the answers."""
+"""How the doctor judges what it found. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
-from uuid import uuid4
 
-from fanout.migrate import expected_version, schema_version
-from fanout.pool import Pool, connect
+from fanout.migrate import expected_version
 from fanout.settings import Settings
-from fanout.store import Store
-from fanout.values import WorkerRow
 
-from .database import Database
+from .examination import LISTEN_SECONDS, Facts
 from .output import duration
 
-__all__ = ["Check", "Facts", "Level", "examined", "findings"]
+__all__ = ["Check", "Level", "findings"]
 
 OLDEST: Final = 14
 NEWEST: Final = 18
 SKEW_SECONDS: Final = 2.0
-LISTEN_SECONDS: Final = 5.0
 LONG_TRANSACTION_SECONDS: Final = 300.0
 FULL_QUEUE: Final = 0.5
 FEW_CONNECTIONS: Final = 0.85
@@ -51,61 +44,6 @@ class Check:
         """For JSON."""
         level = self.level.name.lower()
         return {"name": self.name, "level": level, "found": self.found, "remedy": self.remedy}
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the database answered."""
-
-    health: dict[str, Any]
-    skew_seconds: float
-    listen_seconds: float | None
-    """How long a notification took; None: it did not come."""
-    schema_version: int
-    stuck: list[dict[str, Any]] = field(default_factory=list)
-    workers: list[WorkerRow] = field(default_factory=list)
-
-
-async def examined(database: Database) -> Facts:
-    """Ask. Raises what a connection raises."""
-    settings = database.settings
-    pool = Pool(database.dsn, settings, "doctor")
-    await pool.open()
-    try:
-        store = Store(pool, settings.schema_name)
-        asked_at = time.time()
-        health = await store.health()
-        skew = (asked_at + time.time()) / 2 - health["server_epoch"]
-        version = await schema_version(pool, settings.schema_name)
-        is_usable = version == expected_version()
-        return Facts(
-            health,
-            skew,
-            await _listen(database, store),
-            version,
-            await store.stuck(100) if is_usable else [],
-            await store.workers() if is_usable else [],
-        )
-    finally:
-        await pool.close()
-
-
-async def _listen(database: Database, store: Store) -> float | None:
-    """Seconds from a NOTIFY to its arrival, on a channel that nobody else listens to."""
-    channel = f"fanout_doctor_{uuid4().hex}"
-    arrived = asyncio.Event()
-    connection = await connect(database.dsn, database.settings, "doctor listen")
-    try:
-        await connection.add_listener(channel, lambda *_: arrived.set())
-        sent_at = time.monotonic()
-        await store.wake(channel, "[]")
-        async with asyncio.timeout(LISTEN_SECONDS):
-            await arrived.wait()
-        return time.monotonic() - sent_at
-    except TimeoutError:
-        return None
-    finally:
-        connection.terminate()
 
 
 def findings(facts: Facts, settings: Settings) -> list[Check]:

@@ -8,8 +8,9 @@ from rich.text import Text
 
 from fanout.errors import UsageError
 
-from .checks import Check, Level, examined, findings
+from .checks import Check, Level, findings
 from .database import Dsn, Schema, found, place
+from .examination import examined
 from .exits import clean, describe, without_password
 from .output import AsJson, console, print_json
 

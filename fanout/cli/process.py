@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import os
 import random
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
 from fanout import embedded
-from fanout.embedded import EmbeddedServer
 from fanout.engine import Engine
-from fanout.errors import DatabaseUnavailable, UsageError
+from fanout.errors import DatabaseUnavailable
 from fanout.worker import Worker
 
 from .channel import STOP_SIGNALS, Channel, Word, exit_in
 from .exits import Exit
-from .loading import load_app
 
-__all__ = ["Orders", "serve"]
+__all__ = ["Orders", "Process"]
 
 _log = logging.getLogger("fanout.process")
 
@@ -173,76 +168,3 @@ class Process:
             return Exit.START_AGAIN
         _log.info("stopped, %d jobs were run", worker.executed)
         return Exit.FINE
-
-
-def serve(orders: Orders) -> int:
-    """Run one worker process to its end. Returns the exit code, unless a thread hangs."""
-    server = _database(orders)
-    try:
-        engine = load_app(orders.app)
-        _check_place(engine, orders)
-        # What imports made stays: the collector need not walk it again and again.
-        gc.collect()
-        gc.freeze()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            code = runner.run(_run(orders, engine))
-            # Closing the loop joins threads of asyncio.to_thread, which may hang in user code.
-            exit_in(LAST_SECONDS, code)
-            if code not in (Exit.FINE, Exit.USAGE):
-                _end(server, code)
-    finally:
-        if server is not None:
-            server.release()
-    exit_in(LAST_SECONDS, code)
-    return code
-
-
-async def _run(orders: Orders, engine: Engine) -> int:
-    return await Process(orders).run(engine)
-
-
-def _end(server: EmbeddedServer | None, code: int) -> None:
-    """Now: outcomes are written, and a hung thread would hold up a regular exit for ever."""
-    if server is not None:
-        server.release()
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def _database(orders: Orders) -> EmbeddedServer | None:
-    """Set DATABASE_URL for the app that is imported next; hold the embedded server if asked to."""
-    if orders.schema:
-        os.environ["FANOUT_SCHEMA_NAME"] = orders.schema
-    if orders.dsn:
-        os.environ["DATABASE_URL"] = orders.dsn
-    if not orders.is_embedded:
-        return None
-    server = embedded.acquire()
-    os.environ["DATABASE_URL"] = server.dsn()
-    return server
-
-
-def _check_place(engine: Engine, orders: Orders) -> None:
-    """An engine that names its own database must not quietly win over the command line."""
-    wanted = os.environ.get("DATABASE_URL") if orders.dsn or orders.is_embedded else None
-    if wanted is not None and engine.dsn != wanted:
-        raise UsageError(
-            "dsn",
-            f"the engine {orders.app} names a database of its own",
-            "Make it without one, as Engine(), or leave --dsn and --embedded out",
-        )
-    if orders.schema and engine.settings.schema_name != orders.schema:
-        raise UsageError(
-            "schema",
-            f"the engine {orders.app} names schema {engine.settings.schema_name!r}",
-            "Leave it out of its Settings, or leave --schema out",
-        )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - comes with an extra
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

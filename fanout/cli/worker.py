@@ -13,7 +13,8 @@ import typer
 
 from .database import Schema, checked
 from .logs import LogFormat, LogLevel, set_up_logs
-from .process import Orders, serve
+from .process import Orders
+from .serving import serve
 from .supervisor import Supervisor, environment, python
 
 __all__ = ["Fleet", "worker"]

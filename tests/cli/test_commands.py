@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fanout import Engine, JobNotFound, Settings
-from fanout.cli.checks import Facts, Level, findings
+from fanout.cli.checks import Level, findings
 from fanout.cli.children import safe_cell
+from fanout.cli.examination import Facts
 from fanout.cli.exits import without_password
 from fanout.migrate import expected_version
 from fanout.statements import load_statements
