@@ -340,6 +340,11 @@ class Engine:
         self._workers.append(worker)
         return worker
 
+    @property
+    def local_workers(self) -> list[Worker]:
+        """The workers of this engine in this process, for health checks and metrics."""
+        return list(self._workers)
+
     def sweeper(self) -> Sweeper:
         """A sweeper that does not run, for a round by hand: `await engine.sweeper().sweep()`."""
 
