@@ -30,7 +30,8 @@ __all__ = ["Listener", "Waker", "channel_of"]
 
 _log = logging.getLogger("fanout.wakeups")
 MAX_PAYLOAD_BYTES = 7000
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 10.0
+PROBE_TIMEOUT = 5.0
 
 
 def channel_of(settings: Settings) -> str:
@@ -139,7 +140,8 @@ class Listener:
                     async with asyncio.timeout(PROBE_SECONDS):
                         await lost.wait()
                 except TimeoutError:
-                    await connection.execute("SELECT 1")  # a dead socket reports nothing by itself
+                    # A dead socket reports nothing by itself.
+                    await connection.execute("SELECT 1", timeout=PROBE_TIMEOUT)
         finally:
             connection.terminate()
 
