@@ -1,0 +1,255 @@
+/** One job: a batch with all that belongs to it, a child, or a job that stands alone. */
+
+import { download, get, may, poll, post, report } from "./api.js";
+import { asking, atMinute, badge, bar, between, count, duration, fill, h, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
+import { FanoutEvents } from "./fanout-events.js";
+import { stateOf } from "./list.js";
+import { logView } from "./log.js";
+import { chart, squares, strip } from "./picture.js";
+import { tableView } from "./table.js";
+
+const isEnded = (status) => ["completed", "failed", "cancelled"].includes(status);
+
+export function jobView(context, id) {
+  id = Number(id);
+  const box = h("article", {}, h("p", { class: "quiet" }, "Loading …"));
+  let view = null;
+  let stopped = false;
+  const look = poll(async () => {
+    const job = await get(`jobs/${id}`);
+    if (stopped) return Infinity;
+    if (!view) {
+      view = shown(context, job, () => look.soon());
+      box.replaceChildren(view.element);
+      box.dataset.ready = "";
+      view.begin();
+    }
+    view.show(job);
+    return isEnded(job.status) ? 15 : view.isLive() ? 10 : 3;
+  }, 5, context.fail);
+  return {
+    element: box,
+    named: true,
+    update: (params) => view?.update(params),
+    stop() {
+      stopped = true;
+      look.stop();
+      view?.stop();
+    },
+  };
+}
+
+function shown(context, first, soon) {
+  const { id } = first;
+  const isChild = first.parent_id !== null && first.parent_id !== undefined;
+  let [job, events, received, timer, notify] = [first, null, Date.now(), 0, false];
+  const name = isChild ? first.document_key : first.key;
+
+  // -- the head: what a person wants to know within two seconds -----------------------------------
+  const state = h("span");
+  const progress = bar();
+  const [percent, figures, times, waits, why] = [h("strong", { class: "figures percent" }), h("p", { class: "counts", "aria-live": "polite" }), h("p", { class: "figures quiet" }), h("ul", { class: "waits" }), h("p", { class: "reason" })];
+  const actions = h("div", { class: "actions" });
+  const head = h("header", { class: "job" },
+    isChild && h("p", { class: "crumbs" }, h("a", { href: `#/jobs/${first.parent_id}` }, `Batch ${first.parent_id}`), " › child"),
+    h("h1", {}, said(first.kind, "b"), " ", name ? said(name, "span", { class: "key" }) : h("span", { class: "key" }, `#${id}`)),
+    h("div", { class: "row" }, state, actions), h("div", { class: "row" }, progress.element, percent), figures, times, waits, why);
+
+  // -- what changes less often --------------------------------------------------------------------
+  const over = chart();
+  const history = h("section", { hidden: true }, h("h2", {}, "Over time"), over.element);
+  const table = tableView(id, context, () => job.progress?.waits_for ?? []);
+  const picture = h("div");
+  const tabs = ["squares", "table"].map((view) => h("button", { type: "button", onclick: () => choose(view) }, view === "table" ? "Table" : "All at a glance"));
+  const legend = h("span", { class: "legend" });
+  const children = h("section", { hidden: true }, h("div", { class: "bar-top" }, h("h2", {}, "Children"), h("div", { class: "filters" }, tabs, legend)), picture, table.element);
+  const failures = h("section", { hidden: true });
+  const facts = h("section", { class: "facts" });
+  const log = logView(first.root_id ?? id, { ...context, only: isChild ? id : null });
+  const exports = h("p", { class: "exports quiet", hidden: true }, "Export: ", ["children", "results", "failures"].map((what) => [what, " ", download("CSV", `jobs/${id}/export`, { what, format: "csv" }), " ", download("JSON lines", `jobs/${id}/export`, { what, format: "jsonl" }), what === "failures" ? "" : " · "]));
+
+  let drawn = null;
+  let kindOf = "";
+  const keys = new Map([[0, null]]);
+  async function openAt(index) {
+    const page = 200;
+    let start = Math.floor(index / page) * page;
+    while (!keys.has(start)) start -= page;
+    for (;;) {
+      const found = await get(`jobs/${id}/children`, { after: keys.get(start), limit: page });
+      const child = found.children[index - start];
+      if (child) { location.hash = `#/jobs/${child.id}`; return; }
+      if (!found.next) return;
+      start += found.children.length;
+      keys.set(start, found.next);
+    }
+  }
+
+  function choose(view, push = true) {
+    if (push) context.address.write({ view: view === "table" ? "table" : "" }, true);
+    tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String((view === "table") === (i === 1))));
+    picture.hidden = view === "table";
+    table.show(view === "table");
+    if (view !== "table") kindOf ||= "";
+    details();
+  }
+
+  /** Grid, history and failures: every two seconds at most, only what is looked at. */
+  function details() {
+    if (timer || !job.total) return;
+    timer = setTimeout(async () => {
+      try {
+        await Promise.all([
+          get(`jobs/${id}/history`).then((found) => { history.hidden = !found.buckets.length; if (found.buckets.length) over.show(found); }),
+          picture.hidden ? table.refresh() : get(`jobs/${id}/grid`).then(draw),
+          job.failed ? get(`jobs/${id}/failures`, { limit: 20 }).then(reasons) : (failures.hidden = true),
+        ]);
+      } catch (error) {
+        if (error.status === undefined) throw error; // the connection's state says the rest
+      } finally {
+        timer = 0;
+      }
+    }, drawn ? 2000 : 0);
+  }
+
+  function draw(grid) {
+    if (!drawn || kindOf !== grid.kind) {
+      drawn = grid.kind === "density" ? strip((bucket) => { context.address.write({ from: bucket.first_key, status: "" }); table.update(); choose("table"); }) : squares(openAt);
+      kindOf = grid.kind;
+      picture.replaceChildren(drawn.element);
+    }
+    drawn.show(grid.kind === "density" ? grid.buckets : grid.states);
+  }
+
+  function reasons({ reasons: found }) {
+    failures.hidden = !found.length;
+    fill(failures, JSON.stringify([found, isEnded(job.status)]), h("h2", {}, "Failures"), h("ul", { class: "reasons" }, found.map((reason) =>
+      h("li", {}, h("b", { class: "figures bad" }, count(reason.count)), h("div", {}, long(reason.error, 300), " ", reason.error_type && said(reason.error_type, "small", { class: "quiet" }),
+        h("div", { class: "quiet" }, "as in ", said(reason.example))),
+      h("span", { class: "actions" }, may("operate") && asking("Retry", `Runs ${many(reason.count, "child", "children")} again.`, () => retry({ error: reason.error })),
+        h("button", { type: "button", onclick: () => { context.address.write({ status: "failed", reason: reason.error }); table.update(); choose("table"); table.element.scrollIntoView(); } }, "Show"))))));
+  }
+
+  async function retry(body) {
+    const { retried } = await post(`jobs/${isChild ? first.parent_id : id}/retry`, body);
+    soon();
+    events?.follow(first.root_id ?? id);
+    return retried ? `${many(retried, "job")} will run again` : "nothing was left to retry";
+  }
+
+  function buttons() {
+    const ended = isEnded(job.status);
+    const open = job.total - job.completed - job.failed - job.cancelled;
+    fill(actions, `${ended} ${Boolean(job.failed)} ${job.status}`,
+      !ended && may("operate") && asking("Cancel", () => (job.total ? `Cancels ${many(open, "child", "children")} that ${open === 1 ? "has" : "have"} not ended. What has ended stays.` : "Cancels this job. If it runs, it is told to stop."),
+        async () => { const { cancelled } = await post(`jobs/${id}/cancel`, {}); soon(); return cancelled ? "it is being cancelled" : "it had ended already"; }, { yes: "Cancel it" }),
+      job.failed > 0 && may("operate") && asking("Retry failed", () => `Runs ${many(job.failed, "failed child", "failed children")} again${ended ? " and opens this batch again" : ""}.`, () => retry({}), { yes: "Retry" }),
+      !job.total && job.status === "failed" && may("operate") && asking("Retry", "Runs this job again.", () => retry(isChild ? { keys: [first.document_key] } : {})),
+      !ended && !isChild && "Notification" in globalThis && h("button", { type: "button", "aria-pressed": "false", title: "A notification, if your browser allows it", onclick: async (e) => {
+        const button = e.currentTarget;
+        notify = !notify && (await Notification.requestPermission()) === "granted";
+        button.setAttribute("aria-pressed", String(notify));
+        if (!notify && Notification.permission === "denied") put(button, "Notifications are blocked by the browser");
+      } }, "Tell me when it ends"));
+  }
+
+  // -- showing -------------------------------------------------------------------------------------
+  function show(next) {
+    const was = job;
+    job = { ...job, ...next };
+    received = Date.now();
+    const p = job.progress ?? job;
+    const ended = isEnded(job.status);
+    const words = isChild && !job.total ? wordOf(job.status) : stateOf(job);
+    fill(state, words, badge(job.status === "waiting" ? "processing" : job.status, words));
+    const isBatch = job.total > 0;
+    const value = p.percent ?? (ended ? 100 : 0);
+    progress.element.hidden = percent.hidden = figures.hidden = !isBatch && !(ended && !isChild && job.payload === undefined);
+    progress.show({ ...job, processing: p.processing }, value);
+    put(percent, `${value} %`);
+    const parts = [["c", job.completed, "completed"], ["f", job.failed, "failed"], ["x", job.cancelled, "cancelled"], ["r", p.processing ?? 0, "running"], ["p", p.pending ?? 0, "waiting"]]
+      .filter(([letter, n]) => n || letter === "c");
+    fill(figures, JSON.stringify([parts, job.total]), h("span", {}, `${count(p.ended ?? job.completed + job.failed + job.cancelled)} of ${count(job.total)}`), parts.map(([letter, n, word]) => h("span", {}, mark(letter), `${count(n)} ${word}`)));
+    fill(legend, parts.map(([letter]) => letter).join(""), parts.map(([letter, , word]) => h("span", {}, mark(letter), word)));
+    fill(waits, JSON.stringify(p.waits_for ?? []), (p.waits_for ?? []).map((line) => said(line, "li")));
+    const reason = isChild || !isBatch ? "" : job.reason || job.error || "";
+    fill(why, reason, reason ? long(reason) : []);
+    tick();
+    buttons();
+    for (const part of [children, exports]) part.hidden = !isBatch;
+    showFacts();
+    document.title = `${isBatch && !ended ? `${value} % · ` : ""}${visible(name ?? job.kind)} · fanout`;
+    if (!drawn || job.status !== was.status || p.ended !== was.progress?.ended || p.processing !== was.progress?.processing) details();
+    if (ended && !isEnded(was.status)) {
+      soon();
+      if (notify) new Notification(`${visible(name ?? job.kind)}: ${words}`, { body: isBatch ? `${count(job.completed)} of ${count(job.total)} completed, ${count(job.failed)} failed` : "" });
+    } else if (!ended && isEnded(was.status)) events?.follow(first.root_id ?? id);
+  }
+
+  /** The sentence that moves with the clock. It stands still when we are not connected. */
+  function tick() {
+    const p = job.progress ?? {};
+    const ended = isEnded(job.status);
+    const since = ended || document.body.classList.contains("stale") ? 0 : (Date.now() - received) / 1000;
+    const [start, end] = [job.claimed_at, job.finished_at].map((at) => (at ? Date.parse(at) : null));
+    const elapsed = isChild && start ? ((end ?? Date.now()) - start) / 1000 : p.elapsed_seconds + since;
+    put(times, [isChild && !start ? `waits since ${atMinute(job.created_at)}` : `started ${atMinute((isChild && job.claimed_at) || job.created_at)}`, Number.isFinite(elapsed) && (ended ? `took ${duration(elapsed)}` : duration(elapsed)),
+      job.total && p.rate_per_second && rate(p.rate_per_second), !ended && p.eta_seconds && `about ${between(p.eta_seconds.map((n) => Math.max(0, n - since)))} left`].filter(Boolean).join(" · "));
+  }
+
+  function showFacts() {
+    const rows = [];
+    const add = (label, ...value) => rows.push(h("dt", {}, label), h("dd", {}, ...value));
+    if (job.error && (isChild || !job.total)) add("Error", long(job.error, 2000, "pre", { class: "bad" }), job.error_type && said(job.error_type, "small", { class: "quiet" }));
+    if (job.reason && (isChild || !job.total)) add("Reason", said(job.reason));
+    if (job.result !== null && job.result !== undefined) add("Result", long(json(job.result), 2000, "pre"));
+    if (job.payload !== null && job.payload !== undefined) add(isChild ? "Snapshot" : "Payload", long(json(job.payload), 2000, "pre"));
+    if (job.attempt) add("Attempts", `${count(job.attempt)}${job.failures ? ` · ${job.failures} of ${job.max_retries + 1} tries failed` : ""}${job.deaths ? ` · ${many(job.deaths, "worker")} died while it ran` : ""}`);
+    if (!isEnded(job.status) && Date.parse(job.run_at) > Date.now() + 1000) add("Runs", when(job.run_at));
+    if (job.created_at) add("Submitted", when(job.created_at));
+    if (job.claimed_at && !job.total) add("Begun", when(job.claimed_at));
+    if (job.finished_at) add("Ended", when(job.finished_at));
+    if (job.on_closed) add("Then", said(job.on_closed));
+    if (job.follows_id) add("Follows", h("a", { href: `#/jobs/${job.follows_id}` }, `job ${job.follows_id}`));
+    add("Job", `${id}${job.priority === 5 || job.priority === undefined ? "" : ` · priority ${job.priority}`}${job.generation > 1 ? ` · opened ${job.generation} times` : ""}`);
+    fill(facts, JSON.stringify([job.status, job.result, job.error, job.reason, job.attempt, job.finished_at, job.run_at, job.failures]), h("h2", {}, "Facts"), h("dl", {}, rows));
+  }
+
+  function follow() {
+    const stream = first.root_id ?? id;
+    // A child's stream is its own connection, for it is filtered by the server.
+    events = new FanoutEvents({ jobs: [isChild ? id : stream], start: "newest", share: !isChild, hidden: isChild ? 5 : 60 });
+    let quiet = 0;
+    const leave = () => { clearTimeout(quiet); if (isChild && isEnded(job.status)) quiet = setTimeout(() => { events.close(); report("log", null); }, 3000); };
+    events.on("status", (status) => { report("log", status); if (status.state === "refused" && status.status === 401) context.fail(status); });
+    events.on("hello", ({ streams }) => { const head = streams.find((one) => one.job === stream); if (head) log.hello(head); soon(); leave(); });
+    events.on("progress", ({ data }) => { if (data.id === id) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ended: data.completed + data.failed + data.cancelled, ...data } }); });
+    for (const type of ["log", "step", "failed", "retry", "dropped", "end"]) {
+      events.on(type, (event) => { log.add(event); if (type === "end") soon(); else if (isChild && type !== "log" && type !== "step") soon(); leave(); });
+    }
+    events.on("reset", ({ data }) => log.add({ type: "reset", id: data.from, number: 0, data }));
+    report("log", events.status);
+  }
+
+  const clock = setInterval(tick, 1000);
+  return {
+    element: h("div", {}, head, isChild ? [facts] : [history], children, failures, log.element, isChild ? [] : [facts], exports),
+    begin() {
+      choose(context.params.get("view") === "table" ? "table" : "squares", false);
+      follow();
+    },
+    show,
+    isLive: () => events?.status.state === "live",
+    update(params) {
+      if (params.get("line")) location.reload();
+      choose(params.get("view") === "table" ? "table" : "squares", false);
+      table.update();
+    },
+    stop() {
+      clearInterval(clock);
+      clearTimeout(timer);
+      events?.close();
+      report("log", null);
+    },
+  };
+}

@@ -1,0 +1,126 @@
+/** All batches, newest first, with bars that move. */
+
+import { get, poll, base } from "./api.js";
+import { badge, bar, count, duration, fill, h, mark, percentOf, put, said, when } from "./dom.js";
+
+const PAGE = 25;
+
+export function listView({ params, address, fail }) {
+  const rows = new Map();
+  const list = h("ul", { class: "jobs", "data-ready": "" });
+  const news = h("button", { class: "link news", type: "button", hidden: true, onclick: () => { held = false; look.soon(); } });
+  const more = h("button", { type: "button", hidden: true, onclick: loadMore }, "Load more");
+  const empty = h("div");
+  let [next, known, held] = [null, null, false];
+
+  const filters = () => ({ kind: kind.value, status: status.value });
+  const filter = (e) => {
+    e?.preventDefault();
+    address.write(filters());
+    [next, known] = [null, null];
+    rows.clear();
+    list.replaceChildren();
+    look.soon();
+  };
+  const status = h("select", { id: "status", onchange: filter }, h("option", { value: "" }, "any state"),
+    ["pending", "processing", "waiting", "completed", "failed", "cancelled"].map((name) =>
+      h("option", { value: name, selected: params.get("status") === name }, { processing: "dispatching", waiting: "running" }[name] ?? name)));
+  const kind = h("input", { id: "kind", type: "search", placeholder: "every kind", value: params.get("kind") ?? "", list: "kinds", onchange: filter });
+  const kinds = h("datalist", { id: "kinds" });
+  get("kinds").then((all) => kinds.append(...all.kinds.map((k) => h("option", { value: k.name }))), () => {});
+
+  async function loadMore() {
+    more.disabled = true;
+    try {
+      const page = await get("jobs", { ...filters(), before: next, limit: PAGE });
+      for (const job of page.jobs) list.append(row(job).element);
+      next = page.next;
+    } finally {
+      more.disabled = false;
+      more.hidden = !next;
+    }
+  }
+
+  function row(job) {
+    if (!rows.has(job.id)) rows.set(job.id, line(job));
+    rows.get(job.id).show(job);
+    return rows.get(job.id);
+  }
+
+  const look = poll(async () => {
+    const page = await get("jobs", { ...filters(), limit: PAGE });
+    const fresh = page.jobs.filter((job) => !rows.has(job.id));
+    // Rows do not move away under a pointer: new ones wait behind a button.
+    if (known && fresh.length && list.matches(":hover, :focus-within") && held !== false) {
+      put(news, `${count(fresh.length)} new, show`);
+      news.hidden = false;
+      for (const job of page.jobs) if (rows.has(job.id)) row(job);
+    } else {
+      page.jobs.forEach((job, i) => {
+        const { element } = row(job);
+        if (list.children[i] !== element) list.insertBefore(element, list.children[i] ?? null);
+      });
+      news.hidden = true;
+      if (!known) next = page.next;
+      known = true;
+    }
+    held = true;
+    more.hidden = !next;
+    const filtered = status.value || kind.value;
+    fill(empty, rows.size ? "" : `none${filtered}`, rows.size ? [] : filtered
+      ? h("p", { class: "empty" }, "No batch is like this. ", h("button", { class: "link", type: "button", onclick: () => { status.value = kind.value = ""; filter(); } }, "Show all"))
+      : firstSteps());
+    const below = [...rows.values()].filter((r) => r.open && !page.jobs.some((job) => job.id === r.id)).slice(0, 10);
+    await Promise.all(below.map(async (r) => r.show(await get(`jobs/${r.id}`))));
+    return page.jobs.some((job) => !job.finished_at) || below.length ? 1.5 : 4;
+  }, 3, fail);
+
+  return {
+    element: h("section", {}, h("div", { class: "bar-top" }, h("h1", {}, "Batches"),
+      h("form", { class: "filters", onsubmit: filter }, h("label", { for: "status" }, "State"), status, h("label", { for: "kind" }, "Kind"), kind, kinds)),
+    h("p", { class: "above", "aria-live": "polite" }, news), list, empty, more),
+    update(params) {
+      status.value = params.get("status") ?? "";
+      kind.value = params.get("kind") ?? "";
+      filter();
+    },
+    stop: look.stop,
+  };
+}
+
+function line(job) {
+  const [state, name, figures, time, note] = [h("span"), h("a", { href: `#/jobs/${job.id}`, class: "name" }), h("span", { class: "figures" }), h("span", { class: "time" }), h("span", { class: "note" })];
+  const progress = bar();
+  name.append(said(job.kind, "b"), " ", job.key ? said(job.key, "span", { class: "key" }) : h("span", { class: "quiet" }, `#${job.id}`));
+  return {
+    id: job.id,
+    element: h("li", {}, name, state, progress.element, figures, note, time),
+    show(job) {
+      this.open = !job.finished_at;
+      progress.show(job);
+      fill(state, job.outcome ?? job.status, badge(job.status, stateOf(job)));
+      const ended = job.completed + job.failed + job.cancelled;
+      put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
+      const why = job.finished_at && (job.reason || job.error);
+      fill(note, `${job.failed} ${why}`, job.failed ? [mark("f"), `${count(job.failed)} failed`] : [], why ? said(why.slice(0, 120)) : []);
+      fill(time, job.finished_at ?? "", job.finished_at
+        ? [`took ${duration((Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000)} · `, when(job.finished_at)] : ["started ", when(job.created_at)]);
+    },
+  };
+}
+
+/** A batch whose children run is "waiting" for the engine, and running for everybody else. */
+export function stateOf({ status, total, failed }) {
+  if (status === "completed") return failed ? "completed with failures" : status;
+  return { waiting: "running", processing: total ? "dispatching" : "running" }[status] ?? status;
+}
+
+function firstSteps() {
+  const payload = '{"kind": "papers_batch", "payload": {"import_id": 7}}';
+  return h("div", { class: "empty" }, h("h2", {}, "No batches yet"), h("p", {}, "Submit one, in any of these ways; it appears here by itself."),
+    h("dl", { class: "ways" },
+      h("dt", {}, "Shell"), h("dd", {}, h("code", {}, `fanout submit papers_batch '{"import_id": 7}'`)),
+      h("dt", {}, "Python"), h("dd", {}, h("code", {}, "await engine.submit(papers_batch, Import(import_id=7))")),
+      h("dt", {}, "HTTP"), h("dd", {}, h("code", {}, `curl ${base}v1/jobs --json '${payload}'`))),
+    h("p", {}, h("a", { href: "#/submit" }, "or with a form")));
+}
