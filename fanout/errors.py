@@ -103,7 +103,11 @@ class LostClaim(FanoutError):
 class SchemaMismatch(FanoutError):
     """The database's schema version is `found`, this program's is `expected`."""
 
-    def __init__(self, schema: str, found: int, expected: int) -> None:
+    def __init__(self, schema: str, found: int, expected: int, problem: str | None = None) -> None:
+        if problem is not None:
+            super().__init__(f"schema {schema!r}: {problem}")
+            self.found, self.expected = found, expected
+            return
         remedy = (
             "run `fanout migrate`"
             if found < expected

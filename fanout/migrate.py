@@ -4,6 +4,7 @@ at once.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
@@ -21,7 +22,8 @@ __all__ = ["MigrationReport", "check_schema", "migrate"]
 
 # The schema's name is a checked setting, like in every statement.
 _VERSION: Final = "SELECT COALESCE(max(version), 0) AS version FROM {}.migration"
-_LANDED: Final = "INSERT INTO {}.migration (version, name) VALUES ($1, $2)"
+_LIST: Final = "SELECT version, checksum FROM {}.migration"
+_LANDED: Final = "INSERT INTO {}.migration (version, name, checksum) VALUES ($1, $2, $3)"
 
 
 class MigrationReport(NamedTuple):
@@ -69,17 +71,30 @@ async def _migrate(connection: Connection, schema: str) -> MigrationReport:
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration "
-        "(version integer PRIMARY KEY, name text NOT NULL, "
+        "(version integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, "
         "applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
     )
-    before = await connection.fetchval(_VERSION.format(schema))
+    landed = {
+        row["version"]: row["checksum"] for row in await connection.fetch(_LIST.format(schema))
+    }
+    before = max(landed, default=0)
     if before > expected_version():
         raise SchemaMismatch(schema, before, expected_version())
     for version, name, sql in load_migrations(schema):
-        if version > before:
+        checksum = sha256(sql.encode()).hexdigest()
+        if version not in landed:
             await connection.execute(sql, timeout=300)
-            await connection.execute(_LANDED.format(schema), version, name)
+            await connection.execute(_LANDED.format(schema), version, name, checksum)
+        elif landed[version] != checksum:
+            raise SchemaMismatch(schema, before, expected_version(), _changed(version, name))
     return MigrationReport(schema, before, expected_version())
+
+
+def _changed(version: int, name: str) -> str:
+    return (
+        f"migration {version} ({name}) is not the one that made this schema. It was made by another "
+        "build of this version; drop the schema, or use a new one (FANOUT_SCHEMA_NAME)"
+    )
 
 
 async def schema_version(pool: Pool, schema: str) -> int:
