@@ -71,7 +71,7 @@ async def _migrate(connection: Connection, schema: str) -> MigrationReport:
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration "
-        "(version integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, "
+        "(version integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL DEFAULT '', "
         "applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
     )
     landed = {
@@ -92,8 +92,8 @@ async def _migrate(connection: Connection, schema: str) -> MigrationReport:
 
 def _changed(version: int, name: str) -> str:
     return (
-        f"migration {version} ({name}) is not the one that made this schema. It was made by another "
-        "build of this version; drop the schema, or use a new one (FANOUT_SCHEMA_NAME)"
+        f"migration {version} ({name}) is not the one that made this schema: another build of this "
+        "version did. Drop the schema, or use a new one (FANOUT_SCHEMA_NAME)"
     )
 
 
