@@ -12,7 +12,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from .errors import UsageError
 
@@ -60,9 +60,14 @@ def encode(value: Any, field: str, limit: int, adapter: TypeAdapter[Any] | None 
             f"has {len(raw)} bytes of JSON, the limit is {limit}",
             "Store the data elsewhere and pass its id",
         )
-    if adapter is not None and b"null" in raw:
+    if b"null" in raw:
         # A model writes NaN as null, and would not read that back as a number.
-        _look_for_culprit(adapter.dump_python(value, mode="json"), field)
+        _look_for_culprit(
+            to_jsonable_python(value)
+            if adapter is None
+            else adapter.dump_python(value, mode="json"),
+            field,
+        )
     # The quick look. Only what is suspicious is walked in Python.
     if (
         b"\\u0000" in raw

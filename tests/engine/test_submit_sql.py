@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from fanout import Engine, Job
 from tests.engine.running import quick, running
+from tests.factories import until_blocked
 
 
 async def test_psycopg_submits_within_its_own_transaction(engine: Engine, database: str) -> None:
@@ -166,11 +167,7 @@ async def test_a_rivals_rollback_leaves_the_key_to_the_next(
             await rival.execute("BEGIN")
             theirs = await rival.fetchval("SELECT fanout.submit('a', key => $1)", key)
             mine = asyncio.create_task(conn.fetchval("SELECT fanout.submit('a', key => $1)", key))
-            async with asyncio.timeout(20):
-                while not await watcher.fetchval(
-                    "SELECT cardinality(pg_blocking_pids($1)) > 0", conn.get_server_pid()
-                ):
-                    await asyncio.sleep(0.002)
+            await until_blocked(watcher, mine)
             await rival.execute(end)
             assert (await mine == theirs) == (end == "COMMIT")
             assert await watcher.fetchval("SELECT 1 FROM fanout.job WHERE id = $1", await mine)
