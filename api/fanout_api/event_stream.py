@@ -1,0 +1,112 @@
+"""The response of a stream: one that always gives its place back.
+
+sse-starlette's response keeps four tasks for each client and finds its generator's `finally` not
+run when the client vanished before the first byte. This one is of the same base, for its headers,
+with one task beside the request's own, which waits for the client to leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from sse_starlette import EventSourceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fanout_streaming import Subscription
+    from starlette.types import Receive, Scope, Send
+
+    from .callers import Caller
+    from .service import Service
+
+__all__ = ["ABORT", "EventStream"]
+
+ABORT: Final = "fanout.abort"
+"""The extension of our own server: cut the connection, with what it has not sent."""
+
+HEADERS: Final = {"Cache-Control": "no-store, no-transform"}
+
+
+class EventStream(EventSourceResponse):
+    """Writes a subscription's chunks until it ends, the client leaves, or takes nothing for long."""
+
+    def __init__(
+        self, subscription: Subscription, service: Service, caller: Caller, media_type: str
+    ) -> None:
+        super().__init__(_nothing(), headers=HEADERS, media_type=media_type, ping=0)
+        self._subscription = subscription
+        self._service = service
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Never ends without closing the subscription, not even before it began."""
+        try:
+            with self._service.streaming(self._caller):
+                await self._run(scope, receive, send)
+        finally:
+            await self._subscription.close()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        writing = asyncio.current_task()
+        assert writing is not None  # noqa: S101 - the server runs every request in a task
+        leaving = _Leaving(receive, writing)
+        try:
+            await send(start)
+            async for chunk in self._subscription.chunks():
+                # Waits only while what was written before lies in the socket's buffer.
+                async with asyncio.timeout(self._service.settings.send_timeout):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            self._service.streams_dropped += 1
+            await _cut(scope)
+        except asyncio.CancelledError:
+            if not leaving.has_left:
+                await _cut(scope)  # the server stops, and this one took not even the goodbye
+                raise
+            writing.uncancel()
+        finally:
+            await leaving.stop()
+
+
+class _Leaving:
+    """Waits for the client to leave, and then ends the task that writes to it."""
+
+    def __init__(self, receive: Receive, writing: asyncio.Task[Any]) -> None:
+        self.has_left = False
+        self._receive = receive
+        self._writing = writing
+        self._task = asyncio.create_task(self._wait(), name="fanout stream")
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        self._writing.cancel()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+async def _cut(scope: Scope) -> None:
+    """Closing would wait until everything is sent, which such a reader never lets happen."""
+    abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT)
+    if abort is not None:
+        abort()
+        await asyncio.sleep(0)  # the server hears of it in the loop's next round
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    """The base wants an iterator; this response reads its subscription itself."""
+    for nothing in list[bytes]():
+        yield nothing

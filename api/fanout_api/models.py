@@ -1,0 +1,466 @@
+"""Everything that goes in and out, as pydantic models: the OpenAPI document is made of these.
+
+Answers have no defaults: every field is always there. Requests are strict and take no field that
+they do not name, so that nobody sets a status, an attempt or a tenant.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel
+
+from fanout import Status
+from fanout.access import Scope
+
+__all__ = [
+    "About",
+    "Bucket",
+    "CancelBody",
+    "Cancelled",
+    "ChildView",
+    "ChildrenPage",
+    "Failures",
+    "GridView",
+    "HistoryView",
+    "JobSummaryView",
+    "JobView",
+    "JobsPage",
+    "KindView",
+    "Kinds",
+    "ProgressView",
+    "Ready",
+    "Retried",
+    "RetryBody",
+    "SessionBody",
+    "Stuck",
+    "SubmitBody",
+    "WorkerView",
+    "Workers",
+]
+
+MAX_ID: Final = 2**53 - 1
+"""What every JSON parser reads exactly."""
+KIND: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
+TEN_YEARS: Final = 10 * 366 * 86_400
+MAX_KEYS: Final = 1000
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Answer(BaseModel):
+    """Something that is told."""
+
+    model_config = ConfigDict(from_attributes=True, frozen=True)
+
+
+class Asked(BaseModel):
+    """The body of a request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Filter(BaseModel):
+    """The parameters in an address."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+class ProgressView(Answer):
+    """What is true of a job now, from committed counters."""
+
+    id: int
+    kind: str
+    status: Status
+    outcome: str = Field(
+        description="The status, or 'completed with failures' for a batch with failed children."
+    )
+    total: Count = Field(description="Children dispatched; final when the job is closed.")
+    completed: Count
+    failed: Count
+    cancelled: Count
+    processing: Count = Field(description="Children that run now.")
+    pending: Count = Field(description="Children that wait to run.")
+    percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        description="Rounded down; 100 only when closed."
+    )
+    rate_per_second: float | None = Field(
+        description="Children that ended per second of late; of a closed batch, over its run."
+    )
+    eta_seconds: tuple[float, float] | None = Field(
+        description="Least and most seconds until the last child ends; null: nobody can say."
+    )
+    elapsed_seconds: float
+    generation: int
+    waits_for: list[str] = Field(description="Why nothing moves, in sentences.")
+    reason: str | None
+
+
+class JobView(Answer):
+    """One job, whole."""
+
+    id: int
+    kind: str
+    status: Status
+    outcome: str
+    parent_id: int | None
+    root_id: int | None = Field(description="The job whose stream this one's events are in.")
+    follows_id: int | None = Field(description="The job whose close enqueued this one.")
+    document_key: str | None
+    tenant: str = Field(description="Whose it is; empty: nobody's in particular.")
+    key: str | None = Field(description="The idempotency key it was submitted with.")
+    verdict: str | None
+    reason: str | None
+    error: str | None
+    error_type: str | None
+    attempt: Count
+    failures: Count = Field(description="Retries used up.")
+    deaths: Count
+    max_retries: Count
+    generation: int
+    priority: int
+    total: Count
+    completed: Count
+    failed: Count
+    cancelled: Count
+    on_closed: str | None
+    payload: Any
+    result: Any
+    run_at: datetime
+    created_at: datetime
+    claimed_at: datetime | None
+    updated_at: datetime
+    finished_at: datetime | None
+    progress: ProgressView
+
+
+class JobSummaryView(Answer):
+    """One line of a list of jobs."""
+
+    id: int
+    kind: str
+    status: Status
+    outcome: str
+    verdict: str | None
+    key: str | None
+    total: Count
+    completed: Count
+    failed: Count
+    cancelled: Count
+    generation: int
+    follows_id: int | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    error: str | None
+    reason: str | None
+
+
+class JobsPage(Answer):
+    """Root jobs, newest first."""
+
+    jobs: list[JobSummaryView]
+    next: int | None = Field(description="`before` of the next page; null: this is the last.")
+
+
+class JobsFilter(Filter):
+    """Which jobs."""
+
+    kind: Annotated[str, Field(pattern=KIND)] | None = None
+    status: Status | None = None
+    before: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
+        None, description="Jobs with ids below this one."
+    )
+    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+
+
+class SubmitBody(Asked):
+    """A job to submit."""
+
+    kind: Annotated[str, Field(pattern=KIND)] = Field(examples=["papers_batch"])
+    payload: Any = Field(None, description="At most 1 KB of JSON: ids, not bodies.")
+    priority: Annotated[int, Field(ge=0, le=9)] | None = Field(
+        None, description="0 first, 9 last; default 5."
+    )
+    delay: Annotated[float, Field(ge=0, le=TEN_YEARS, allow_inf_nan=False)] | None = Field(
+        None, description="Not before so many seconds have passed."
+    )
+    run_at: AwareDatetime | None = Field(None, description="Not before this time.")
+    max_retries: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    on_closed: Annotated[str, Field(pattern=KIND)] | None = Field(
+        None, description="The kind of its follow-up job."
+    )
+
+
+# -- children --------------------------------------------------------------------------------------
+
+
+class ChildView(Answer):
+    """One child of a batch, with its snapshot and its result."""
+
+    id: int
+    parent_id: int
+    document_key: str
+    kind: str
+    status: Status
+    attempt: Count
+    failures: Count
+    deaths: Count
+    run_at: datetime
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    took_seconds: float | None = Field(description="How long its last attempt took.")
+    error_type: str | None
+    error: str | None
+    reason: str | None
+    payload: Any
+    result: Any
+
+
+class ChildrenPage(Answer):
+    """Children by document key."""
+
+    children: list[ChildView]
+    next: str | None = Field(description="`after` of the next page; null: this is the last.")
+
+
+class ChildrenFilter(Filter):
+    """Which children."""
+
+    status: Status | None = None
+    after: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        None, description="Children with keys above this one."
+    )
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class Limit(Filter):
+    """How many."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+
+
+class ReasonView(Answer):
+    """How many children failed for one reason."""
+
+    error: str
+    error_type: str | None
+    count: Count
+    example: str = Field(description="The key of one of them.")
+
+
+class Failures(Answer):
+    """Failures by reason, most frequent first."""
+
+    reasons: list[ReasonView]
+
+
+class DensityBucket(Answer):
+    """Some neighbouring children, counted by state."""
+
+    first_key: str
+    p: Count = Field(description="pending")
+    r: Count = Field(description="processing")
+    w: Count = Field(description="waiting")
+    c: Count = Field(description="completed")
+    f: Count = Field(description="failed")
+    x: Count = Field(description="cancelled")
+
+
+class Squares(Answer):
+    """A letter for each child, in the order of keys."""
+
+    total: Count
+    kind: Literal["squares"]
+    states: str = Field(
+        description="p pending, r processing, w waiting, c completed, f failed, x cancelled"
+    )
+
+
+class Density(Answer):
+    """Counts for so many children at a time, in the order of keys."""
+
+    total: Count
+    kind: Literal["density"]
+    buckets: list[DensityBucket]
+
+
+class GridView(RootModel[Annotated[Squares | Density, Field(discriminator="kind")]]):
+    """All children at one look."""
+
+
+class Bucket(Answer):
+    """What ended within one bucket of time."""
+
+    completed: Count
+    failed: Count
+    cancelled: Count
+
+
+class HistoryView(Answer):
+    """How many children ended when."""
+
+    bucket_seconds: float
+    from_: datetime = Field(alias="from", description="Where the first bucket begins.")
+    buckets: list[Bucket]
+
+
+class ExportFilter(Filter):
+    """What to download."""
+
+    what: Literal["children", "results", "failures"] = "results"
+    format: Literal["csv", "jsonl"] = "csv"
+
+
+# -- steering --------------------------------------------------------------------------------------
+
+
+class CancelBody(Asked):
+    """Why."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+
+
+class Cancelled(Answer):
+    """False: it had ended already."""
+
+    cancelled: bool
+
+
+class RetryBody(Asked):
+    """Which failed children: all, those of `keys`, or those with exactly this `error`."""
+
+    keys: Annotated[list[str], Field(max_length=MAX_KEYS)] | None = None
+    error: str | None = None
+
+
+class Retried(Answer):
+    """How many run again."""
+
+    retried: Count
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+class EventsFilter(Filter):
+    """From where on."""
+
+    after: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Events after this id; a Last-Event-ID header comes first."
+    )
+
+
+class StreamsFilter(Filter):
+    """Which streams, and from where on."""
+
+    s: Annotated[list[str], Field(min_length=1, max_length=32)] = Field(
+        description="A root job's id, or id:cursor."
+    )
+    after: Annotated[str, Field(max_length=2048)] | None = Field(
+        None, description="The id of the last event, whose cursors come before those in `s`."
+    )
+
+
+# -- the installation ------------------------------------------------------------------------------
+
+
+class KindView(Answer):
+    """What workers said of a kind."""
+
+    name: str
+    max_retries: Count
+    timeout_seconds: float
+    on_closed: str | None
+    payload_schema: Any = Field(description="JSON schema of the payload; null: anything goes.")
+    workers: Count = Field(description="Workers that live and serve it.")
+
+
+class Kinds(Answer):
+    """The kinds that workers registered."""
+
+    kinds: list[KindView]
+
+
+class WorkerView(Answer):
+    """One worker process."""
+
+    id: UUID
+    name: str
+    host: str
+    pid: int
+    version: str
+    kinds: list[str]
+    concurrency: Count
+    running: Count
+    free: Count
+    started_at: datetime
+    last_beat_at: datetime
+    beat_age_seconds: float
+    free_since: datetime | None
+    state: Literal["running", "stopping", "lost"]
+
+
+class Workers(Answer):
+    """Workers that live, or were lost within the last day."""
+
+    workers: list[WorkerView]
+
+
+class StuckView(Answer):
+    """Something that does not move."""
+
+    id: int
+    parent_id: int | None
+    kind: str
+    why: str
+    since: datetime
+
+
+class Stuck(Answer):
+    """What does not move, and why; empty: nothing is stuck."""
+
+    stuck: list[StuckView]
+
+
+class About(Answer):
+    """What this is, and what the caller may."""
+
+    version: str
+    server_version: str
+    schema_version: int
+    live_workers: Count
+    scopes: list[Scope]
+    auth: Literal["none", "key", "own"]
+
+
+class SessionBody(Asked):
+    """A key, in exchange for a cookie."""
+
+    key: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Alive(Answer):
+    """The process answers."""
+
+    alive: Literal[True]
+
+
+class Check(Answer):
+    """One thing that must be so."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class Ready(Answer):
+    """Can this process do its work?"""
+
+    ready: bool
+    checks: list[Check]

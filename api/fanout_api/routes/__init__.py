@@ -1,0 +1,12 @@
+"""The table of routes, filled by its groups."""
+
+from __future__ import annotations
+
+from ..table import Table
+from . import batches, installation, jobs, sessions, streams
+
+__all__ = ["TABLE"]
+
+TABLE = Table()
+for group in (jobs, batches, streams, installation, sessions):
+    TABLE.endpoints.extend(group.routes.endpoints)
