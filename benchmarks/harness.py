@@ -33,7 +33,9 @@ LATE_CLIENT_SECONDS: Final = 0.5
 WARM_UP_CHILDREN: Final = 2000
 WARM_UP_BATCHES: Final = 10
 PING_GAP_SECONDS: Final = (0.02, 0.1)
-GIVE_UP_SECONDS: Final = 900.0
+GIVE_UP_SECONDS: Final = 60.0
+SLOWEST_RATE: Final = 100.0
+"""Children per second, below which a run is given up after GIVE_UP_SECONDS more."""
 
 CONTENDERS: Final = ("fanout", "ceiling", "naive")
 MODULES: Final = {
@@ -150,7 +152,7 @@ class Bench:
 
     async def _until_closed(self, which: str, argument: object) -> None:
         still_open = f"SELECT count(*) FROM fanout.job WHERE finished_at IS NULL AND {which}"
-        async with asyncio.timeout(GIVE_UP_SECONDS):
+        async with asyncio.timeout(GIVE_UP_SECONDS + self.workload.children / SLOWEST_RATE):
             # Other processes close them: there is nothing to wait for but the database.
             while await self.connection.fetchval(still_open, argument):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_SECONDS)

@@ -18,12 +18,10 @@ from benchmarks.workload import BATCH, CHILD, FOLLOW_UP, PING, Workload, documen
 from fanout import Document, Engine, Job, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from datetime import datetime
-    from uuid import UUID
+    from collections.abc import AsyncIterator
 
     from fanout.store import Store
-    from fanout.values import Claim, Completed, Counted, Failed
+    from fanout.values import Claim, Counted
     from fanout.worker import Worker
 
 IDLE_LOOK_SECONDS = 0.005
@@ -82,10 +80,8 @@ class Watched:
         self.claimed: list[int] = []
         self.closes = 0
 
-    async def finish(
-        self, ended: Iterable[tuple[Claim, Completed | Failed]], token: UUID
-    ) -> Counted:
-        counted = await self._finish(ended, token)
+    async def finish(self, *arguments: Any, **options: Any) -> Counted:
+        counted = await self._finish(*arguments, **options)
         acknowledged = time.time()
         if counted.locked_at is not None:
             self.parent_lock_ms.append((acknowledged - counted.locked_at.timestamp()) * 1000)
@@ -99,15 +95,9 @@ class Watched:
         )
         return counted
 
-    async def claim(
-        self,
-        wanted: Sequence[tuple[str, int, datetime]],
-        limit: int,
-        token: UUID,
-        lease_seconds: float,
-    ) -> tuple[list[Claim], float | None]:
+    async def claim(self, *arguments: Any, **options: Any) -> tuple[list[Claim], float | None]:
         started = time.perf_counter()
-        claims, suspect_age = await self._claim(wanted, limit, token, lease_seconds)
+        claims, suspect_age = await self._claim(*arguments, **options)
         self.claim_ms.append((time.perf_counter() - started) * 1000)
         self.claimed.append(len(claims))
         return claims, suspect_age
