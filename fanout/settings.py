@@ -167,7 +167,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.heartbeat * 3 > self.lease:
+        if self.heartbeat * 3 > self.lease * (1 + 1e-9):  # 0.1 * 3 is a little more than 0.3
             raise ValueError(
                 f"{self.heartbeat:g} s is too long for a lease of {self.lease:g} s: "
                 "three heartbeats must fit into a lease, or a healthy worker loses its jobs"

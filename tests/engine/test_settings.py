@@ -85,6 +85,7 @@ def test_a_wrong_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
 def test_three_heartbeats_must_fit_into_a_lease() -> None:
     """Else one lost beat would cost a healthy worker its jobs."""
     assert Settings(lease=30, heartbeat=10).heartbeat == 10
+    assert Settings(lease=0.3, heartbeat=0.1).heartbeat == 0.1
     with pytest.raises(
         ConfigurationError, match=r"heartbeat: 10.5 s is too long for a lease of 30 s"
     ):
