@@ -1,4 +1,4 @@
-"""The app, put together: routes from the table, the page, guards before them, a life around them."""
+"""The app, put together: routes from the table, the page, guards before them, a life around it."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def create_app(
 
 
 def lifespan(app: Starlette) -> AbstractAsyncContextManager[Service]:
-    """The life of an app that is mounted in another one: `async with lifespan(fanout_app):`."""
+    """What an app that is mounted in another one needs around it, in that one's own lifespan."""
     service: Service = app.state.fanout
     return service

@@ -1,7 +1,7 @@
 """From bytes to a checked body, and from an address to checked parameters.
 
-JSON that other parsers would read otherwise is refused, not guessed at: another encoding than UTF-8,
-a byte-order mark, a name given twice, NaN, a number that no float can hold.
+JSON that other parsers would read otherwise is refused, not guessed at: another encoding than
+UTF-8, a byte-order mark, a name given twice, NaN, a number that no float can hold.
 """
 
 from __future__ import annotations

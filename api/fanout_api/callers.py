@@ -35,7 +35,7 @@ class Caller:
     """The one tenant they see; None: all."""
 
 
-Authenticate = Callable[[Request], Caller | None | Awaitable[Caller | None]]
+Authenticate = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 """An embedder's own: the caller of a request, or None for nobody."""
 
 

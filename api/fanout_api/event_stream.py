@@ -31,7 +31,7 @@ HEADERS: Final = {"Cache-Control": "no-store, no-transform"}
 
 
 class EventStream(EventSourceResponse):
-    """Writes a subscription's chunks until it ends, the client leaves, or takes nothing for long."""
+    """Writes a subscription's chunks until it ends, or the client leaves or takes nothing."""
 
     def __init__(
         self, subscription: Subscription, service: Service, caller: Caller, media_type: str
@@ -100,7 +100,7 @@ class _Leaving:
 
 async def _cut(scope: Scope) -> None:
     """Closing would wait until everything is sent, which such a reader never lets happen."""
-    abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT)
+    abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT, {}).get("cut")
     if abort is not None:
         abort()
         await asyncio.sleep(0)  # the server hears of it in the loop's next round

@@ -20,7 +20,7 @@ __all__ = ["MEDIA_TYPES", "lines_of", "safe_cell"]
 MEDIA_TYPES: Final = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 CHUNK_CHARACTERS: Final = 32 << 10
 
-FORMULA: Final = tuple("=+-@\t\r\n＝＋－＠")
+FORMULA: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """What a cell must not begin with: spreadsheets would run it. The wide forms count too."""
 
 Row = dict[str, Any]

@@ -71,6 +71,7 @@ class Envelope:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every request gets an id, and its line in the log."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -125,7 +126,7 @@ def _shown(scope: Scope) -> str:
 class Hosts:
     """Answers only to its own names.
 
-    Browsers send no Origin with a GET to the same origin, so against a rebound name only Host helps.
+    Browsers send no Origin with a GET to the same origin: against a rebound name only Host helps.
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
@@ -134,6 +135,7 @@ class Hosts:
         self._said = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses, or passes on."""
         if scope["type"] == "http" and not self._is_ours(Headers(scope=scope).getlist("host")):
             self._say()
             await Response(status_code=421)(scope, receive, send)
@@ -149,7 +151,7 @@ class Hosts:
         if not self._said:
             self._said = True
             _log.warning(
-                "a request for another host name was refused; ours are %s (FANOUT_API_ALLOWED_HOSTS)",
+                "a request for another host was refused; ours are %s (FANOUT_API_ALLOWED_HOSTS)",
                 ", ".join(sorted(self._names)),
             )
 
@@ -168,6 +170,7 @@ class Origins:
         self._allowed = frozenset(settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses, or passes on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -268,6 +271,7 @@ class Bodies:
         self._seconds = settings.receive_deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what counts and what watches the clock."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -35,7 +35,7 @@ __all__ = ["Service"]
 _log = logging.getLogger("fanout.api")
 
 PAUSE_SECONDS: Final = 1.0
-"""After a start that failed, who comes meanwhile is told so at once: a queue of them would only wait."""
+"""After a start that failed, who comes meanwhile is told so at once: a queue would only wait."""
 
 
 class Service:

@@ -1,4 +1,4 @@
-"""The table of routes: what the router runs and what the OpenAPI document says come from it alone."""
+"""The table of routes: what the router runs and what OpenAPI says come from it alone."""
 
 from __future__ import annotations
 

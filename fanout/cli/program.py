@@ -10,16 +10,19 @@ from platform import python_version
 import typer
 
 from . import (
+    api,
     children,
     demo,
     dev,
     doctor,
     fleet,
     jobs,
+    keys,
     schema,
     statements,
     steer,
     submit,
+    up,
     watch,
     worker,
 )
@@ -51,11 +54,12 @@ def version() -> None:
 GROUPS: dict[str, dict[str, Callable[..., int | None]]] = {
     "Begin": {
         "demo": demo.demo,
+        "up": up.up,
         "dev": dev.dev,
         "migrate": schema.migrate,
         "doctor": doctor.doctor,
     },
-    "Run": {"worker": worker.worker, "submit": submit.submit},
+    "Run": {"worker": worker.worker, "api": api.api, "submit": submit.submit},
     "Watch": {
         "jobs": jobs.jobs,
         "show": jobs.show,
@@ -76,3 +80,4 @@ GROUPS: dict[str, dict[str, Callable[..., int | None]]] = {
 for panel, commands in GROUPS.items():
     for name, command in commands.items():
         program.command(name, rich_help_panel=panel, epilog=EPILOG)(command)
+program.add_typer(keys.keys, name="keys", rich_help_panel="Steer")

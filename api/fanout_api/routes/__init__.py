@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..table import Table
+from fanout_api.table import Table
+
 from . import batches, installation, jobs, sessions, streams
 
 __all__ = ["TABLE"]

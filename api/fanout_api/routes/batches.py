@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response, StreamingResponse
 
 from fanout.access import Scope
-
-from ..exports import MEDIA_TYPES, lines_of
-from ..models import (
+from fanout_api.exports import MEDIA_TYPES, lines_of
+from fanout_api.models import (
     Bucket,
     ChildrenFilter,
     ChildrenPage,
@@ -26,7 +25,7 @@ from ..models import (
     ReasonView,
     Squares,
 )
-from ..table import Call, NoQuery, Nothing, Table
+from fanout_api.table import Call, NoQuery, Nothing, Table
 
 if TYPE_CHECKING:
     from fanout import Child, JobRow

@@ -9,10 +9,9 @@ from typing import Final
 from starlette.responses import JSONResponse, Response
 
 from fanout.access import Scope
-
-from ..health import ready_of
-from ..metrics import CONTENT_TYPE, exposition
-from ..models import (
+from fanout_api.health import ready_of
+from fanout_api.metrics import CONTENT_TYPE, exposition
+from fanout_api.models import (
     About,
     Alive,
     Kinds,
@@ -23,8 +22,8 @@ from ..models import (
     Workers,
     WorkerView,
 )
-from ..openapi import document_of
-from ..table import Call, NoQuery, Nothing, Table, rendered
+from fanout_api.openapi import document_of
+from fanout_api.table import Call, NoQuery, Nothing, Table, rendered
 
 __all__ = ["routes"]
 
@@ -75,7 +74,7 @@ def _version() -> str:
 
 
 @routes.get("/healthz", answers=Alive, scope=None, is_open=True, needs_database=False, tag="health")
-async def healthz(call: Call[NoQuery, Nothing]) -> Alive:
+async def healthz(_: Call[NoQuery, Nothing]) -> Alive:
     """Does the process answer?"""
     return Alive(alive=True)
 

@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from fanout import UsageError
 from fanout.access import Scope
-
-from ..models import (
+from fanout_api.models import (
     CancelBody,
     Cancelled,
     JobsFilter,
@@ -23,7 +22,7 @@ from ..models import (
     RetryBody,
     SubmitBody,
 )
-from ..table import Call, NoQuery, Nothing, Table, rendered
+from fanout_api.table import Call, NoQuery, Nothing, Table, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

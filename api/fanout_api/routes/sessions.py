@@ -6,11 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fanout.access import Access
-
-from ..callers import COOKIE, session_text
-from ..models import SessionBody
-from ..problems import NotInUse, Unauthenticated
-from ..table import Call, NoQuery, Nothing, Table
+from fanout_api.callers import COOKIE, session_text
+from fanout_api.models import SessionBody
+from fanout_api.problems import NotInUse, Unauthenticated
+from fanout_api.table import Call, NoQuery, Nothing, Table
 
 __all__ = ["routes"]
 

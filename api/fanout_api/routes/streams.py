@@ -15,13 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fanout import DatabaseUnavailable, JobNotFound, UsageError
-
-from ..bodies import positive
-from ..event_stream import HEADERS, EventStream
-from ..models import EventsFilter, StreamsFilter
-from ..problems import NotHere
-from ..table import Call, NoQuery, Nothing, Table
-from ..turned_away import turned_away
+from fanout_api.bodies import positive
+from fanout_api.event_stream import HEADERS, EventStream
+from fanout_api.models import EventsFilter, StreamsFilter
+from fanout_api.problems import NotHere
+from fanout_api.table import Call, NoQuery, Nothing, Table
+from fanout_api.turned_away import turned_away
 
 if TYPE_CHECKING:
     from fanout_streaming import Subscription
