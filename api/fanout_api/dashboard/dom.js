@@ -10,7 +10,7 @@ function made(element, props, children) {
       element.setAttribute(name, value === true ? "" : value);
     }
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -26,7 +26,7 @@ export function put(element, text) {
 export function fill(element, key, ...children) {
   if (element.dataset.key === key) return;
   element.dataset.key = key;
-  element.replaceChildren(...children.flat().filter(Boolean));
+  element.replaceChildren(...children.flat(9).filter(Boolean));
 }
 
 const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;

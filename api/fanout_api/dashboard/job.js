@@ -1,7 +1,7 @@
 /** One job: a batch with all that belongs to it, a child, or a job that stands alone. */
 
 import { download, get, may, poll, post, report } from "./api.js";
-import { asking, atMinute, badge, bar, between, count, duration, fill, h, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
+import { asking, atMinute, badge, bar, between, clock, count, duration, fill, h, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 import { stateOf } from "./list.js";
 import { logView } from "./log.js";
@@ -42,7 +42,7 @@ export function jobView(context, id) {
 function shown(context, first, soon) {
   const { id } = first;
   const isChild = first.parent_id !== null && first.parent_id !== undefined;
-  let [job, events, received, timer, notify] = [first, null, Date.now(), 0, false];
+  let [job, events, received, timer, notify] = [first, null, clock.now(), 0, false];
   const name = isChild ? first.document_key : first.key;
 
   // -- the head: what a person wants to know within two seconds -----------------------------------
@@ -157,7 +157,7 @@ function shown(context, first, soon) {
   function show(next) {
     const was = job;
     job = { ...job, ...next };
-    received = Date.now();
+    received = clock.now();
     const p = job.progress ?? job;
     const ended = isEnded(job.status);
     const words = isChild && !job.total ? wordOf(job.status) : stateOf(job);
@@ -190,11 +190,12 @@ function shown(context, first, soon) {
   function tick() {
     const p = job.progress ?? {};
     const ended = isEnded(job.status);
-    const since = ended || document.body.classList.contains("stale") ? 0 : (Date.now() - received) / 1000;
-    const [start, end] = [job.claimed_at, job.finished_at].map((at) => (at ? Date.parse(at) : null));
-    const elapsed = isChild && start ? ((end ?? Date.now()) - start) / 1000 : p.elapsed_seconds + since;
-    put(times, [isChild && !start ? `waits since ${atMinute(job.created_at)}` : `started ${atMinute((isChild && job.claimed_at) || job.created_at)}`, Number.isFinite(elapsed) && (ended ? `took ${duration(elapsed)}` : duration(elapsed)),
-      job.total && p.rate_per_second && rate(p.rate_per_second), !ended && p.eta_seconds && `about ${between(p.eta_seconds.map((n) => Math.max(0, n - since)))} left`].filter(Boolean).join(" · "));
+    const since = (clock.now() - received) / 1000;
+    const isStale = document.body.classList.contains("stale");
+    const start = Date.parse(isChild ? job.claimed_at : job.created_at);
+    const elapsed = ((job.finished_at ? Date.parse(job.finished_at) : isStale ? received : clock.now()) - start) / 1000;
+    put(times, [isChild && !job.claimed_at ? `waits since ${atMinute(job.created_at)}` : `started ${atMinute((isChild && job.claimed_at) || job.created_at)}`, Number.isFinite(elapsed) && (ended ? `took ${duration(elapsed)}` : duration(elapsed)),
+      job.total && p.rate_per_second && rate(p.rate_per_second), !ended && p.eta_seconds && `about ${between(p.eta_seconds.map((n) => Math.max(0, n - (isStale ? 0 : since))))} left`].filter(Boolean).join(" · "));
   }
 
   function showFacts() {
@@ -218,12 +219,12 @@ function shown(context, first, soon) {
   function follow() {
     const stream = first.root_id ?? id;
     // A child's stream is its own connection, for it is filtered by the server.
-    events = new FanoutEvents({ jobs: [isChild ? id : stream], start: "newest", share: !isChild, hidden: isChild ? 5 : 60 });
+    events = new FanoutEvents({ jobs: [isChild ? id : stream], start: isChild ? null : "newest", share: !isChild, hidden: isChild ? 5 : 60 });
     let quiet = 0;
     const leave = () => { clearTimeout(quiet); if (isChild && isEnded(job.status)) quiet = setTimeout(() => { events.close(); report("log", null); }, 3000); };
     events.on("status", (status) => { report("log", status); if (status.state === "refused" && status.status === 401) context.fail(status); });
     events.on("hello", ({ streams }) => { const head = streams.find((one) => one.job === stream); if (head) log.hello(head); soon(); leave(); });
-    events.on("progress", ({ data }) => { if (data.id === id) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ended: data.completed + data.failed + data.cancelled, ...data } }); });
+    events.on("progress", ({ data }) => { if (data.id === id) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
     for (const type of ["log", "step", "failed", "retry", "dropped", "end"]) {
       events.on(type, (event) => { log.add(event); if (type === "end") soon(); else if (isChild && type !== "log" && type !== "step") soon(); leave(); });
     }
@@ -231,7 +232,7 @@ function shown(context, first, soon) {
     report("log", events.status);
   }
 
-  const clock = setInterval(tick, 1000);
+  const ticking = setInterval(tick, 1000);
   return {
     element: h("div", {}, head, isChild ? [facts] : [history], children, failures, log.element, isChild ? [] : [facts], exports),
     begin() {
@@ -246,7 +247,7 @@ function shown(context, first, soon) {
       table.update();
     },
     stop() {
-      clearInterval(clock);
+      clearInterval(ticking);
       clearTimeout(timer);
       events?.close();
       report("log", null);

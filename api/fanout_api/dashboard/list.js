@@ -98,7 +98,7 @@ function line(job) {
     show(job) {
       this.open = !job.finished_at;
       progress.show(job);
-      fill(state, job.outcome ?? job.status, badge(job.status, stateOf(job)));
+      fill(state, job.outcome ?? job.status, badge(job.status === "waiting" ? "processing" : job.status, stateOf(job)));
       const ended = job.completed + job.failed + job.cancelled;
       put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
       const why = job.finished_at && (job.reason || job.error);

@@ -18,17 +18,17 @@ export function logView(job, { params, address, only = null }) {
   const known = new Set();
   const rows = h("div", { class: "lines" });
   const older = h("button", { class: "link", type: "button", hidden: true, onclick: loadOlder });
-  const box = h("div", { class: "log", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
+  const box = h("div", { class: only ? "log only" : "log", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
   const toggle = h("button", { type: "button", "aria-pressed": String(follow), onclick: () => (follow ? pause() : resume()) }, "Follow");
   const level = h("select", { "aria-label": "Level", onchange: filter },
-    [["", "all levels"], ["1", "info and above"], ["2", "warnings, retries"], ["3", "errors only"]].map(([value, name]) => h("option", { value, selected: params.get("level") === value }, name)));
+    [["", "info and above"], ["0", "with steps, debug"], ["2", "warnings, retries"], ["3", "errors only"]].map(([value, name]) => h("option", { value, selected: params.get("level") === value }, name)));
   const search = h("input", { type: "search", "aria-label": "Search the log", placeholder: "search", value: params.get("q") ?? "", oninput: () => { clearTimeout(timer); timer = setTimeout(filter, 200); } });
   const note = h("span", { class: "quiet figures", role: "status" });
   const below = h("button", { class: "below", type: "button", hidden: true, onclick: resume });
   const element = h("section", { class: "logs" }, h("div", { class: "bar-top" }, h("h2", {}, "Log"), h("div", { class: "filters" }, toggle, level, search, note)),
     h("div", { class: "frame" }, box, below));
 
-  const matches = (line) => (!level.value || (LEVELS[line.data.level] ?? LEVELS[line.type] ?? 1) >= Number(level.value))
+  const matches = (line) => (LEVELS[line.data.level] ?? LEVELS[line.type] ?? 1) >= Number(level.value || 1)
     && (!search.value || `${line.data.key ?? ""} ${wordsOf(line)}`.toLowerCase().includes(search.value.toLowerCase()));
 
   function filter() {
@@ -40,13 +40,13 @@ export function logView(job, { params, address, only = null }) {
   }
 
   function say() {
-    put(note, search.value || level.value ? `${count(found.length)} of ${many(lines.length, "line")}` : many(lines.length, "line"));
-    const left = lines.length && nearest > first ? nearest - first : 0;
+    put(note, search.value || level.value || found.length < lines.length ? `${count(found.length)} of ${many(lines.length, "line")}` : many(lines.length, "line"));
+    const left = !only && lines.length && nearest > first ? nearest - first : 0;
     older.hidden = !(left && from === 0);
-    put(older, only ? "look for older lines" : `load older (${count(left)} before)`);
+    put(older, `load older (${count(left)} before)`);
     put(below, fresh ? `${many(fresh, "new line")} ↓` : "to the end ↓");
     below.hidden = follow || (!fresh && !apart && to === found.length && atEnd());
-    if (!lines.length) fill(rows, "none", h("p", { class: "quiet" }, "Nothing was logged yet. Lines of job.log appear here as they come."));
+    if (!found.length) fill(rows, `none${lines.length}`, h("p", { class: "quiet" }, lines.length ? "No line is like this." : "Nothing was logged yet. Lines of job.log appear here as they come."));
   }
 
   /** Have the lines up to index `end` in the document, and nothing jump. */
@@ -55,7 +55,7 @@ export function logView(job, { params, address, only = null }) {
     const top = anchor?.getBoundingClientRect().top;
     [from, to] = [Math.max(0, end - SHOWN), end];
     const wanted = new Set(found.slice(from, to));
-    for (const line of [...rows.children]) if (!wanted.has(line.line)) line.remove();
+    for (const row of [...rows.children]) if (!wanted.has(row.line)) row.remove();
     delete rows.dataset.key;
     let place = rows.firstChild;
     for (const line of wanted) {

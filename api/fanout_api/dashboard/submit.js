@@ -30,7 +30,7 @@ function form(kinds, params, address) {
     fields.oninput = size;
     asJson.checked = !built;
     asJson.disabled = !built;
-    raw.value = "null";
+    raw.value = schema ? "{}" : "null";
     turn();
   }
 

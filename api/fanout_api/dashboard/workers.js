@@ -6,7 +6,7 @@ import { count, duration, fill, h, many, put, said, when } from "./dom.js";
 const table = (names, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
 
 export function workersView({ fail }) {
-  const [alarms, pods, kinds, stuck] = [h("div"), h("div"), h("div"), h("div")];
+  const [alarms, pods, kinds, stuck] = [h("div"), h("div"), h("section"), h("section")];
   const sum = h("p", { class: "quiet figures" });
   const look = poll(async () => {
     const [{ workers }, all, still] = await Promise.all([get("workers"), get("kinds"), get("stuck").catch(() => ({ stuck: [] }))]);

@@ -1,0 +1,160 @@
+"""A batch that is watched: from start to end, reloaded, its server restarted, in many tabs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+from playwright.async_api import Page
+
+from fanout import Engine, JobHandle
+from tests.browser.app import Plan
+from tests.browser.conftest import Opens
+from tests.browser.driving import Site, expect
+
+pytestmark = pytest.mark.browser
+
+RECORD = """
+() => {
+  window.seen = [];
+  const look = () => {
+    const percent = document.querySelector(".percent")?.textContent;
+    const state = document.querySelector("header.job .badge")?.textContent;
+    const last = window.seen.at(-1);
+    if (percent && (last?.[0] !== percent || last?.[1] !== state)) window.seen.push([percent, state]);
+  };
+  look();
+  new MutationObserver(look).observe(document.getElementById("main"),
+    { subtree: true, childList: true, characterData: true });
+}
+"""
+NUMBERS = """
+() => [...document.querySelectorAll(".line .at")].map((a) => a.hash.split("line=")[1])
+"""
+
+
+async def submitted(engine: Engine, **plan: Any) -> JobHandle:
+    return await engine.submit("papers_batch", Plan(**plan), key=f"import-{time.time_ns()}")
+
+
+async def stored(site: Site, job: int) -> list[str]:
+    """The ids of the events that are stored, as the API tells them to a script."""
+
+    def read() -> list[str]:
+        request = urllib.request.Request(
+            f"{site.url}v1/jobs/{job}/events", headers={"Accept": "application/x-ndjson"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return [json.loads(line)["id"] for line in answer.read().splitlines()]
+
+    return await asyncio.to_thread(read)
+
+
+async def shown(page: Page, handle: JobHandle, site: Site) -> None:
+    """The log ends up with every stored event, once, in order."""
+    await handle.wait(60)
+    await expect(page.locator("#state")).to_have_text(
+        "ended: nothing more will come", timeout=20_000
+    )
+    await page.get_by_label("Level").select_option("0")
+    expected = await stored(site, handle.id)
+    await expect(page.locator(".line")).to_have_count(len(expected))
+    assert await page.evaluate(NUMBERS) == expected
+
+
+def check_bar(seen: list[list[str]]) -> None:
+    """It never goes back, and is at 100 only when the batch is closed."""
+    percents = [int(percent.split()[0]) for percent, _ in seen]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    for percent, state in seen:
+        if percent.startswith("100"):
+            assert state.startswith("completed")
+    assert len(percents) >= 5, "it did not move"
+
+
+async def test_a_batch_is_watched_from_start_to_end(
+    opened: Opens, engine: Engine, site: Site
+) -> None:
+    """The bar moves with the counters, reaches 100 only at the close, and each line is shown once."""
+    handle = await submitted(engine, papers=40, seconds=0.4, fail_every=7)
+    page = await opened(f"#/jobs/{handle.id}?level=0")
+    await page.evaluate(RECORD)
+    await expect(page.locator("#state")).to_have_text("live")
+    await shown(page, handle, site)
+    await expect(page.locator(".job .badge")).to_have_text("completed with failures")
+    check_bar(await page.evaluate("seen"))
+    await expect(page.locator(".counts")).to_contain_text("40 of 40")
+    await expect(page.locator(".counts")).to_contain_text("5 failed")
+    assert "5" in await page.locator(".reasons").inner_text()
+
+
+async def test_a_page_is_reloaded_in_mid_run(opened: Opens, engine: Engine, site: Site) -> None:
+    """What was there before is there again, and nothing is missing or twice."""
+    handle = await submitted(engine, papers=40, seconds=0.4)
+    page = await opened(f"#/jobs/{handle.id}")
+    await expect(page.locator(".counts")).to_contain_text("completed")
+    async with asyncio.timeout(30):
+        while (await handle.progress()).percent < 30:
+            await asyncio.sleep(0.05)
+    await page.reload()
+    await expect(page.locator(".percent")).to_be_visible()
+    before = (await handle.progress()).percent
+    await page.evaluate(RECORD)
+    await shown(page, handle, site)
+    seen = await page.evaluate("seen")
+    check_bar(seen)
+    assert int(seen[0][0].split()[0]) >= min(before, 30)
+
+
+async def test_the_api_restarts_in_mid_run(opened: Opens, engine: Engine, site: Site) -> None:
+    """The page says that it is lost and since when, comes back by itself, and lacks nothing."""
+    handle = await submitted(engine, papers=60, seconds=0.5)
+    page = await opened(f"#/jobs/{handle.id}")
+    await page.evaluate(RECORD)
+    await expect(page.locator("#state")).to_have_text("live")
+    await expect(page.locator(".line").first).to_be_visible()
+    await site.stop()
+    await expect(page.locator("#state")).to_contain_text("lost since", timeout=15_000)
+    await expect(page.locator("body.stale")).to_have_count(1)
+    await site.start()
+    await expect(page.locator("#state")).to_have_text(
+        "live", timeout=20_000
+    ) if not (await handle.progress()).is_closed else None
+    await shown(page, handle, site)
+    check_bar(await page.evaluate("seen"))
+
+
+async def test_seven_tabs_over_plain_http(opened: Opens, engine: Engine, site: Site) -> None:
+    """R79: each loads, for they share one stream; when the tab that holds it goes, another does."""
+    handle = await submitted(engine, papers=80, seconds=0.6)
+    pages = []
+    for number in range(7):
+        began = time.monotonic()
+        page = await opened(f"#/jobs/{handle.id}")
+        await expect(page.locator("#state")).to_have_text("live", timeout=10_000)
+        await expect(page.locator(".line").first).to_be_visible()
+        assert time.monotonic() - began < 8, f"tab {number + 1}"
+        pages.append(page)
+    await pages[0].close()  # it was the first, so it led
+    for page in pages[1:]:
+        await shown(page, handle, site)
+
+
+async def test_tabs_share_without_locks(opened: Opens, engine: Engine, site: Site) -> None:
+    """A page from another machine over plain HTTP has no locks: tabs agree by themselves."""
+    handle = await submitted(engine, papers=40, seconds=0.5)
+    pages = [await opened("#/workers") for _ in range(3)]
+    for page in pages:
+        await page.add_init_script("delete Navigator.prototype.locks")
+        await page.goto(f"{site.url}#/jobs/{handle.id}")
+        await page.reload()
+        assert not await page.evaluate("'locks' in navigator")
+        await expect(page.locator("#state")).to_have_text("live", timeout=15_000)
+    await pages[0].close()
+    for page in pages[1:]:
+        await shown(page, handle, site)
