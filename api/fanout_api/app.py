@@ -15,6 +15,7 @@ from .problems import on_http_error
 from .routes import TABLE
 from .service import Service
 from .settings import ApiSettings
+from .table import routes_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +57,7 @@ def create_app(
             yield
 
     app = Starlette(
-        routes=[*(endpoint.route(service) for endpoint in TABLE.endpoints), *page_routes()],
+        routes=[*routes_of(TABLE.endpoints, service), *page_routes()],
         middleware=[
             Middleware(Envelope),
             Middleware(Hosts, service.settings),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .service import Service
 
-__all__ = ["Call", "Endpoint", "NoQuery", "Nothing", "Table", "rendered"]
+__all__ = ["Call", "Endpoint", "NoQuery", "Nothing", "Table", "rendered", "routes_of"]
 
 Q = TypeVar("Q", bound=Filter)
 B = TypeVar("B", bound=BaseModel)
@@ -112,18 +112,14 @@ class Endpoint:
         """Is a JSON body read?"""
         return self.body is not Nothing
 
-    def route(self, service: Service) -> Route:
-        """For the router."""
-
-        async def run(request: Request) -> Response:
-            caller = await self._let_in(service, request)
-            if self.needs_database:
-                await service.ready()
-            query = query_of(request, self.query)
-            body = await body_of(request, self.body) if self.has_body else Nothing()
-            return rendered(await self.handle(Call(request, service, caller, query, body)))
-
-        return Route(self.path, run, methods=[self.method], name=self.handle.__name__)
+    async def answer(self, service: Service, request: Request) -> Response:
+        """Who is it, may they, what do they ask for; then the handler."""
+        caller = await self._let_in(service, request)
+        if self.needs_database:
+            await service.ready()
+        query = query_of(request, self.query)
+        body = await body_of(request, self.body) if self.has_body else Nothing()
+        return rendered(await self.handle(Call(request, service, caller, query, body)))
 
     async def _let_in(self, service: Service, request: Request) -> Caller:
         """Raises Unauthenticated, Forbidden."""
@@ -232,6 +228,22 @@ class Table:
             return handle
 
         return add
+
+
+def routes_of(endpoints: Iterable[Endpoint], service: Service) -> list[Route]:
+    """For the router: one route a path, so that a wrong method is told all that are right."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+
+    def route(path: str, methods: dict[str, Endpoint]) -> Route:
+        async def run(request: Request) -> Response:
+            method = "GET" if request.method == "HEAD" else request.method
+            return await methods[method].answer(service, request)
+
+        return Route(path, run, methods=list(methods))
+
+    return [route(path, methods) for path, methods in by_path.items()]
 
 
 def rendered(answer: BaseModel | Response, status: int = 200) -> Response:
