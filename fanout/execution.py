@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from .backoff import retry_delay
 from .errors import LostClaim, UsageError
-from .failures import Blame, classify
+from .failures import Blame, Classified, classify
 from .held import Stop
 from .job import Job
 from .joblogs import current_job
@@ -19,6 +20,7 @@ from .values import Completed, Failed, Interrupted, Retry
 from .wire import clipped, decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
     from random import Random
 
@@ -57,7 +59,7 @@ async def execute(
         # It caught its cancellation, and came back late.
         error: BaseException = TimeoutError()
     except asyncio.CancelledError:
-        if held.stop is not None:
+        if held.stop is Stop.LOST or (held.stop is not None and not held.timed_out):
             return _stopped(held)
         error = RuntimeError("the handler was cancelled from within")
     except KeyboardInterrupt:
@@ -95,7 +97,10 @@ def _stopped(held: Held) -> Interrupted | None:
 def _judged(
     error: BaseException, held: Held, handler: Handler[Any, Any], runtime: Runtime, random: Random
 ) -> Outcome:
-    verdict = classify(error, permanent=handler.permanent, transient=handler.transient)
+    try:
+        verdict = classify(error, permanent=handler.permanent, transient=handler.transient)
+    except Exception:  # noqa: BLE001 - what cannot even be looked at is still counted, and ends
+        verdict = Classified(Blame.TRANSIENT)
     claim, settings = held.claim, runtime.settings
     name = type(error).__name__
     _log.log(
@@ -131,6 +136,14 @@ def _message(error: BaseException) -> str:
     return text or type(error).__name__
 
 
+def _called(function: Callable[[Job[Any]], Any], job: Job[Any]) -> Any:
+    """What the function returns. A future cannot hold a StopIteration: it would never be done."""
+    try:
+        return function(job)
+    except StopIteration as stop:
+        raise RuntimeError("the handler raised StopIteration") from stop
+
+
 async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executor) -> Any:
     """Run a plain function in a thread.
 
@@ -138,7 +151,8 @@ async def _in_thread(handler: Handler[Any, Any], job: Job[Any], threads: Executo
     taken for as long as the function runs, and the heartbeat lets go of one that never ends.
     """
     context = contextvars.copy_context()
-    future = asyncio.get_running_loop().run_in_executor(threads, context.run, handler.function, job)
+    call = functools.partial(context.run, _called, handler.function, job)
+    future = asyncio.get_running_loop().run_in_executor(threads, call)
     cancelled = False
     while not future.done():
         try:

@@ -53,7 +53,8 @@ async def migrate(
     connection = await connect(dsn, settings, MIGRATE)
     try:
         # Waiting for another pod's migration is not a lost statement.
-        async with connection.transaction():
+        # Read committed: what another pod committed while this one waited for the lock must be seen.
+        async with connection.transaction(isolation="read_committed"):
             return await _migrate(connection, schema)
     except (OSError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
         raise translated(error) from error
