@@ -6,11 +6,13 @@ import re
 from typing import Final
 
 from .errors import ConfigurationError, UsageError
+from .states import Status
 
-__all__ = ["check_kind", "check_max_retries", "check_priority"]
+__all__ = ["check_kind", "check_limit", "check_max_retries", "check_priority", "check_status"]
 
 KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 MOST_RETRIES: Final = 1_000_000
+MAX_ROWS_A_PAGE: Final = 100_000
 
 
 def check_kind(name: object, field: str = "kind") -> str:
@@ -41,3 +43,18 @@ def check_max_retries(count: object) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_status(status: Status | str | None) -> Status | None:
+    """The status of that name; None for None or "". Raises UsageError."""
+    try:
+        return Status(status) if status else None
+    except ValueError:
+        raise UsageError("status", f"{status!r} is none", f"One of: {', '.join(Status)}") from None
+
+
+def check_limit(limit: int) -> int:
+    """`limit` if a page can have so many rows. Raises UsageError."""
+    if not _is_count(limit) or limit not in range(1, MAX_ROWS_A_PAGE + 1):
+        raise UsageError("limit", f"{limit!r} is out of range", f"Give 1 to {MAX_ROWS_A_PAGE:,}")
+    return limit

@@ -10,9 +10,9 @@ import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, overload
 
-from .checks import check_kind, check_max_retries, check_priority
+from .checks import check_kind, check_limit, check_max_retries, check_priority, check_status
 from .embedded import acquire
-from .errors import ConfigurationError, DatabaseUnavailable, UsageError
+from .errors import ConfigurationError, DatabaseUnavailable, JobNotFound, UsageError
 from .event_store import EventStore
 from .handle import JobHandle
 from .handlers import Handler, make_handler
@@ -45,6 +45,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 MAX_DELAY_SECONDS: Final = 10 * 366 * 86_400
+LARGEST_ID: Final = 2**63 - 1
 
 
 class _Register(Protocol):
@@ -322,6 +323,8 @@ class Engine:
                 timeout.
         """
         store = self.store
+        if name:
+            checked_text(name, "name", 255)
         assert self._installation_id is not None  # noqa: S101 - set together with the store
         assert self._waker is not None  # noqa: S101 - set together with the store
         assert self._events is not None  # noqa: S101 - set together with the store
@@ -463,7 +466,13 @@ class Engine:
     # -- reading and steering ---------------------------------------------------------------------
 
     def handle(self, job_id: int) -> JobHandle:
-        """A handle on a job, which is not looked up before it is used."""
+        """A handle on a job, which is not looked up before it is used.
+
+        Raises:
+            JobNotFound: no job can have that id.
+        """
+        if job_id not in range(1, LARGEST_ID + 1):
+            raise JobNotFound(job_id)
         return JobHandle(job_id, self.store, retries=self.wake)
 
     async def find(self, key: str, *, tenant: str = "") -> JobHandle | None:
@@ -480,7 +489,14 @@ class Engine:
         limit: int = 50,
     ) -> list[JobSummary]:
         """A page of root jobs, newest first; the next page begins `before_id` the last one's id."""
-        return await self.store.jobs(kind, Status(status) if status else None, before_id, limit)
+        if before_id is not None and before_id not in range(LARGEST_ID + 1):
+            raise UsageError("before_id", f"{before_id!r} is no id", "Give the last job's id")
+        return await self.store.jobs(
+            None if kind is None else check_kind(kind),
+            check_status(status),
+            before_id,
+            check_limit(limit),
+        )
 
     async def workers(self) -> list[WorkerRow]:
         """Worker processes that live, or were lost within the last day."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
+from .checks import check_limit, check_status
 from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
 from .pool import NotStarted
 from .states import Status
@@ -108,7 +109,7 @@ class JobHandle:
         if after_key is not None:
             checked_text(after_key, "after_key", 512)
         return await self._store.children(
-            self.id, Status(status) if status else None, after_key, limit
+            self.id, check_status(status), after_key, check_limit(limit)
         )
 
     async def children(self, *, status: Status | str | None = None) -> AsyncIterator[Child]:
