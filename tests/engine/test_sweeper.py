@@ -71,9 +71,7 @@ async def test_counters_that_drifted_are_mended_and_told(
 ) -> None:
     """Before anything is given up; the log has the job, for it should never be needed."""
     await a_free_worker(conn)
-    manager, _ = await insert_batch(
-        conn, "waiting", ["completed", "failed", DUE], **STALE, **wrong
-    )
+    manager, _ = await insert_batch(conn, "waiting", ["completed", "failed", DUE], **STALE, **wrong)
     sweeper, _ = a_sweeper(store)
     await sweeper.give_up()
     assert await counters_of(conn, manager) == (3, 1, 1, 0)
