@@ -93,7 +93,10 @@ async def test_this_pooler_forgets_what_a_session_keeps(database: str) -> None:
     """Else the tests above would show nothing."""
     async with pooled(database) as (dsn, _):
         conn = await asyncpg.connect(dsn)
-        prepared = await conn.prepare("SELECT 1")
-        with pytest.raises(asyncpg.InvalidSQLStatementNameError):
-            await prepared.fetch()
-        await conn.close()
+        try:
+            prepared = await conn.prepare("SELECT 1")
+            await prepared.fetch()  # the same server connection, for there was no Sync in between
+            with pytest.raises(asyncpg.InvalidSQLStatementNameError):
+                await prepared.fetch()
+        finally:
+            await conn.close()
