@@ -34,7 +34,7 @@ BROKEN: Final = Failed("not a PDF", "PermanentError")
 @contextlib.asynccontextmanager
 async def a_store(dsn: str, *, pool_size: int = 6, name: str = "test") -> AsyncIterator[Store]:
     """A store with connections of its own, set up as the engine's are."""
-    connections = Pool(dsn, Settings(pool_size=pool_size, database_timeout=60), name)
+    connections = Pool(dsn, Settings(pool_size=pool_size, database_timeout=20), name)
     await connections.open()
     try:
         yield Store(connections)
@@ -83,7 +83,7 @@ class Held:
 @contextlib.asynccontextmanager
 async def held(dsn: str) -> AsyncIterator[Held]:
     """A transaction that stays open until the test commits it; left without, it is rolled back."""
-    connection = await pool.connect(dsn, Settings(database_timeout=60), "held")
+    connection = await pool.connect(dsn, Settings(database_timeout=20), "held")
     try:
         it = Held(connection)
         await it.begin()

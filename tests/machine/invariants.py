@@ -94,6 +94,10 @@ ALWAYS: Final = {
         SELECT c.id, format('depth %s below %s', c.depth, p.depth)
           FROM fanout.job c JOIN fanout.job p ON p.id = c.parent_id
          WHERE c.depth <> p.depth + 1 OR c.root_id <> COALESCE(p.root_id, p.id)""",
+    "tenants never mix": """
+        SELECT c.id, format('of %s, below or behind %s', c.tenant, p.tenant)
+          FROM fanout.job c JOIN fanout.job p ON p.id = COALESCE(c.parent_id, c.follows_id)
+         WHERE c.tenant <> p.tenant""",
     "sessions are clean": """
         SELECT pid, format('%s: %s since %s', application_name, state, state_change)
           FROM pg_stat_activity

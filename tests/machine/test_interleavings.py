@@ -24,6 +24,7 @@ from tests.factories import (
     ME,
     OTHER,
     Held,
+    a_store,
     claim,
     claim_of,
     counters_of,
@@ -1068,11 +1069,21 @@ async def _rescue_all(store: Store, claims: list[Claim]) -> object:
     return await rescue(store)
 
 
+@pytest.fixture
+async def unsorted_store(database: str, conn: asyncpg.Connection) -> AsyncIterator[Store]:
+    """One that sorts only where it is told to: the order that a plan happens to have is none."""
+    name = await conn.fetchval("SELECT current_database()")
+    await conn.execute(f"ALTER DATABASE {name} SET enable_sort = off")
+    async with a_store(database) as it:
+        yield it
+
+
 async def test_parents_are_locked_by_ascending_id(
-    database: str, store: Store, conn: asyncpg.Connection
+    unsorted_store: Store, database: str, conn: asyncpg.Connection
 ) -> None:
     """A flush that waits for the lowest parent holds no other one: two flushes never cross."""
     managers, claims = await many_batches(conn, 10)
+    store = unsorted_store
     async with held(database) as a:
         await a.lock(managers[0])
         task = asyncio.create_task(_finish_all(store, claims))
@@ -1085,10 +1096,11 @@ async def test_parents_are_locked_by_ascending_id(
 
 
 async def test_a_rescue_locks_parents_by_ascending_id(
-    database: str, store: Store, conn: asyncpg.Connection
+    unsorted_store: Store, database: str, conn: asyncpg.Connection
 ) -> None:
     """The sweeper counts in the same order as the workers do."""
     managers, claims = await many_batches(conn, 10)
+    store = unsorted_store
     await conn.execute("UPDATE fanout.job SET deaths = 3 WHERE status = 'processing'")
     await expire(conn, *(c.id for c in claims))
     async with held(database) as a:

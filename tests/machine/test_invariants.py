@@ -46,6 +46,7 @@ PLANTED: Final = {
     "every generation that closed has its follow-up": ("manager", "generation = 2"),
     "a retry budget": ("leaf", "failures = 9"),
     "depth and root follow from the parent": ("leaf", "depth = 2"),
+    "tenants never mix": ("leaf", "tenant = 'somebody else'"),
     "only legal transitions": ("leaf", "status = 'completed', finished_at = now()"),
     "an attempt is one more at each claim, and only then": ("leaf", "attempt = 5"),
     "between two claims it was given back": (

@@ -134,7 +134,8 @@ class Race:
                   AND status IN ('pending', 'processing', 'waiting')"""
         )
         for _ in range(self.roots - rows[0]["n"]):
-            await submit(self.store, MANAGER, on_closed=REPORT, max_retries=2)
+            tenant = self.random.choice(["", "acme"])
+            await submit(self.store, MANAGER, on_closed=REPORT, max_retries=2, tenant=tenant)
 
     async def sweep(self) -> None:
         for depth in await self.store.expired_depths():
