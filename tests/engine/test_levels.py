@@ -351,6 +351,28 @@ async def test_children_may_be_served_elsewhere(database: str) -> None:
         assert failure.error.startswith("payload.pages: Input should be a valid integer")
 
 
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="sql/transitions/fan_out.sql knows no fanout.kind"
+)
+async def test_children_served_elsewhere_have_the_defaults_of_their_kind(database: str) -> None:
+    """Retries and follow-up as they were registered there, as for a submit by name."""
+    here, there = (Engine(database, settings=quick(pool_size=2)) for _ in range(2))
+
+    @there.job(max_retries=7, on_closed="report")
+    async def leaf(job: Job[None]) -> None: ...
+
+    @here.job
+    async def batch(job: Job[None]) -> None:
+        await job.fan_out("leaf", [("a", None)])
+
+    async with running(there), running(here):
+        handle = await here.submit(batch)
+        await closed(handle)
+        [child] = [child async for child in handle.children()]
+        job = await here.handle(child.id).job()
+        assert (job.max_retries, job.on_closed) == (7, "report")
+
+
 async def test_a_child_inherits_its_managers_priority(engine: Engine) -> None:
     """Unless it is given one; retries come from its own handler."""
 

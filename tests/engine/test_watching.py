@@ -289,6 +289,14 @@ async def test_children_are_paged_however_many(engine: Engine) -> None:
         assert children[1].took.total_seconds() >= 0
 
 
+async def test_a_number_too_large_for_an_id_is_no_job(engine: Engine) -> None:
+    """An address with too many digits is not found; it is no error of the server's."""
+    async with engine:
+        for number in (2**63, 2**70, -(2**63) - 1):
+            with pytest.raises(JobNotFound):
+                await engine.handle(number).job()
+
+
 async def test_what_cannot_be_a_key_is_refused_when_reading_too(engine: Engine) -> None:
     """A NUL or a surrogate in a page's address is the asker's mistake, not the server's."""
     async with engine:
