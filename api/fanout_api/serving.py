@@ -101,6 +101,10 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.access_log = False  # it would write queries; ours does not
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The clock runs from the first moment: one that says nothing waits, too."""
         super().connection_made(transport)

@@ -146,10 +146,12 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(dsn: str, *, auth: Any = None, **settings: Any) -> AsyncIterator[House]:
+async def house(
+    dsn: str, *, auth: Any = None, auth_kind: Any = "none", **settings: Any
+) -> AsyncIterator[House]:
     """An app over an engine of its own, served."""
     engine = an_engine(dsn)
-    app = create_app(engine, settings=ApiSettings(**settings), auth=auth)
+    app = create_app(engine, settings=ApiSettings(auth=auth_kind, **settings), auth=auth)
     async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         yield House(engine, app, url, client)
 

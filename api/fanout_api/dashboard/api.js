@@ -73,7 +73,7 @@ function paint() {
   } else if (waiting) {
     [kind, words] = ["wait", waiting.behind ? `catching up (${waiting.behind.toLocaleString("en")} behind)` : waiting.state];
   } else if (states.some((s) => s.state === "paused")) [kind, words] = ["wait", "paused: this tab was hidden"];
-  else if (states.length && states.every((s) => s.state === "ended")) [kind, words] = ["ended", "ended: nothing more will come"];
+  else if (states.some((s) => s.state === "ended")) [kind, words] = ["ended", "ended: nothing more will come"];
   const element = document.getElementById("connection");
   element.className = kind;
   const state = document.getElementById("state");

@@ -22,11 +22,13 @@ export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Replace the children, only if `key` has changed since. */
+/** Replace the children, only if `key` has changed since, and never under a question that is open. */
 export function fill(element, key, ...children) {
-  if (element.dataset.key === key) return;
+  if (element.dataset.key === key || element.querySelector(".open")) return;
+  const held = element.contains(document.activeElement) && document.activeElement.textContent;
   element.dataset.key = key;
   element.replaceChildren(...children.flat(9).filter(Boolean));
+  if (held) [...element.querySelectorAll("a, button")].find((one) => one.textContent === held)?.focus();
 }
 
 const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
@@ -191,9 +193,11 @@ export function asking(label, question, act, { yes = label, className = "" } = {
   const rest = (focus) => {
     const button = h("button", { type: "button", class: className, onclick: ask }, label);
     box.replaceChildren(button);
+    box.classList.remove("open");
     if (focus) button.focus();
   };
   const ask = () => {
+    box.classList.add("open");
     const no = h("button", { type: "button", onclick: () => rest(true) }, "No");
     const sure = h("button", { type: "button", class: "danger", onclick: async () => {
       sure.disabled = no.disabled = true;
@@ -206,7 +210,7 @@ export function asking(label, question, act, { yes = label, className = "" } = {
         setTimeout(() => rest(false), 10000);
       }
     } }, yes);
-    box.replaceChildren(h("span", { role: "alert" }, typeof question === "function" ? question() : question), sure, no);
+    box.replaceChildren(h("span", { role: "alert" }, typeof question === "function" ? question() : question), no, sure);
     no.focus();
     box.onkeydown = (e) => { if (e.key === "Escape") rest(true); };
   };

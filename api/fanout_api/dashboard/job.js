@@ -63,12 +63,14 @@ function shown(context, first, soon) {
   const tabs = ["squares", "table"].map((view) => h("button", { type: "button", onclick: () => choose(view) }, view === "table" ? "Table" : "All at a glance"));
   const legend = h("span", { class: "legend" });
   const children = h("section", { hidden: true }, h("div", { class: "bar-top" }, h("h2", {}, "Children"), h("div", { class: "filters" }, tabs, legend)), picture, table.element);
-  const failures = h("section", { hidden: true });
+  const [list, groups] = [h("ul", { class: "reasons" }), new Map()];
+  const failures = h("section", { hidden: true }, h("h2", {}, "Failures"), list);
   const facts = h("section", { class: "facts" });
   const log = logView(first.root_id ?? id, { ...context, only: isChild ? id : null });
   const exports = h("p", { class: "exports quiet", hidden: true }, "Export: ", ["children", "results", "failures"].map((what) => [what, " ", download("CSV", `jobs/${id}/export`, { what, format: "csv" }), " ", download("JSON lines", `jobs/${id}/export`, { what, format: "jsonl" }), what === "failures" ? "" : " · "]));
 
   let drawn = null;
+  let [isDue, isStopped] = [false, false];
   let kindOf = "";
   const keys = new Map([[0, null]]);
   async function openAt(index) {
@@ -96,18 +98,21 @@ function shown(context, first, soon) {
 
   /** Grid, history and failures: every two seconds at most, only what is looked at. */
   function details() {
-    if (timer || !job.total) return;
-    timer = setTimeout(async () => {
+    if (!job.total) return;
+    isDue = true;
+    timer ||= setTimeout(async () => {
+      isDue = false;
       try {
         await Promise.all([
           get(`jobs/${id}/history`).then((found) => { history.hidden = !found.buckets.length; if (found.buckets.length) over.show(found); }),
           picture.hidden ? table.refresh() : get(`jobs/${id}/grid`).then(draw),
-          job.failed ? get(`jobs/${id}/failures`, { limit: 20 }).then(reasons) : (failures.hidden = true),
+          job.failed ? get(`jobs/${id}/failures`, { limit: 20 }).then(reasons) : (failures.hidden = !list.querySelector(".open")),
         ]);
       } catch (error) {
         if (error.status === undefined) throw error; // the connection's state says the rest
       } finally {
         timer = 0;
+        if (isDue && !isStopped) details(); // it changed while it was read
       }
     }, drawn ? 2000 : 0);
   }
@@ -121,13 +126,30 @@ function shown(context, first, soon) {
     drawn.show(grid.kind === "density" ? grid.buckets : grid.states);
   }
 
+  /** Groups keep their rows, so that none goes away under a finger; new ones come below. */
   function reasons({ reasons: found }) {
-    failures.hidden = !found.length;
-    fill(failures, JSON.stringify([found, isEnded(job.status)]), h("h2", {}, "Failures"), h("ul", { class: "reasons" }, found.map((reason) =>
-      h("li", {}, h("b", { class: "figures bad" }, count(reason.count)), h("div", {}, long(reason.error, 300), " ", reason.error_type && said(reason.error_type, "small", { class: "quiet" }),
-        h("div", { class: "quiet" }, "as in ", said(reason.example))),
-      h("span", { class: "actions" }, may("operate") && asking("Retry", `Runs ${many(reason.count, "child", "children")} again.`, () => retry({ error: reason.error })),
-        h("button", { type: "button", onclick: () => { context.address.write({ status: "failed", reason: reason.error }); table.update(); choose("table"); table.element.scrollIntoView(); } }, "Show"))))));
+    failures.hidden = false;
+    for (const reason of found) {
+      const name = JSON.stringify([reason.error, reason.error_type]);
+      if (!groups.has(name)) groups.set(name, group(reason));
+      groups.get(name)(reason.count, reason.example);
+    }
+    for (const [name, set] of groups) if (!found.some((r) => JSON.stringify([r.error, r.error_type]) === name)) set(0, "");
+  }
+
+  function group({ error, error_type: type }) {
+    const [number, example] = [h("b", { class: "figures bad" }), h("div", { class: "quiet" })];
+    let now = 0;
+    const row = h("li", {}, number, h("div", {}, long(error, 300), " ", type && said(type, "small", { class: "quiet" }), example), h("span", { class: "actions" },
+      may("operate") && asking("Retry", () => `Runs ${many(now, "child", "children")} again.`, () => retry({ error })),
+      h("button", { type: "button", onclick: () => { context.address.write({ status: "failed", reason: error }); table.update(); choose("table"); table.element.scrollIntoView(); } }, "Show")));
+    list.append(row);
+    return (n, key) => {
+      now = n;
+      put(number, count(n));
+      row.hidden = !n && !row.querySelector(".open");
+      fill(example, key, "as in ", said(key));
+    };
   }
 
   async function retry(body) {
@@ -224,7 +246,9 @@ function shown(context, first, soon) {
     const leave = () => { clearTimeout(quiet); if (isChild && isEnded(job.status)) quiet = setTimeout(() => { events.close(); report("log", null); }, 3000); };
     events.on("status", (status) => { report("log", status); if (status.state === "refused" && status.status === 401) context.fail(status); });
     events.on("hello", ({ streams }) => { const head = streams.find((one) => one.job === stream); if (head) log.hello(head); soon(); leave(); });
-    events.on("progress", ({ data }) => { if (data.id === id) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
+    // Counters that were on their way while newer ones were read do not take the bar back.
+    const isOld = (data) => data.generation === job.generation && data.completed < job.completed;
+    events.on("progress", ({ data }) => { if (data.id === id && !isOld(data)) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
     for (const type of ["log", "step", "failed", "retry", "dropped", "end"]) {
       events.on(type, (event) => { log.add(event); if (type === "end") soon(); else if (isChild && type !== "log" && type !== "step") soon(); leave(); });
     }
@@ -247,6 +271,7 @@ function shown(context, first, soon) {
       table.update();
     },
     stop() {
+      isStopped = true;
       clearInterval(ticking);
       clearTimeout(timer);
       events?.close();
