@@ -7,18 +7,26 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import asyncpg
 
-from .errors import DatabaseUnavailable
+from .errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from .settings import Settings
 
-__all__ = ["Connection", "Pool", "connect", "is_data_error", "is_unavailable", "translated"]
+__all__ = [
+    "Connection",
+    "Pool",
+    "connect",
+    "is_data_error",
+    "is_unavailable",
+    "reraise",
+    "translated",
+]
 
 T = TypeVar("T")
 
@@ -35,6 +43,9 @@ SESSION: Final = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+    # Keepalives are not sent while data waits to be taken: a session that NOTIFY writes to would
+    # hold vacuum back for as long as its pod stands still.
+    "tcp_user_timeout": "25000",
 }
 
 MIGRATE: Final = "migrate"
@@ -90,10 +101,26 @@ def _runs_again(error: BaseException) -> bool:
 
 
 def translated(error: BaseException) -> BaseException:
-    """The error to raise for `error`: DatabaseUnavailable for infrastructure, else itself."""
+    """The error to raise for `error`: DatabaseUnavailable for infrastructure, ConfigurationError
+    for a pooler that nobody mentioned, else itself.
+    """
+    if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error):
+        return ConfigurationError(
+            "transaction_pooler",
+            f"the way to the database refuses session settings ({error})",
+            "For a DSN that leads through a pooler set FANOUT_TRANSACTION_POOLER=1",
+        )
     if is_unavailable(error) and not isinstance(error, DatabaseUnavailable):
         return DatabaseUnavailable(described(error))
     return error
+
+
+def reraise(error: BaseException) -> NoReturn:
+    """Raise `error`, or what it is translated to."""
+    known = translated(error)
+    if known is error:
+        raise error
+    raise known from error
 
 
 def described(error: BaseException) -> str:
@@ -133,7 +160,7 @@ async def connect(dsn: str, settings: Settings, name: str) -> Connection:
             **_options(settings, name),
         )
     except Exception as error:
-        raise translated(error) from error
+        reraise(error)
     return connection
 
 
@@ -162,7 +189,7 @@ class Pool:
                 **_options(self._settings, self._name),
             )
         except Exception as error:
-            raise translated(error) from error
+            reraise(error)
 
     async def close(self) -> None:
         """Close; connections that do not say goodbye in time are cut. Closing twice is fine."""
@@ -189,7 +216,7 @@ class Pool:
         try:
             connection: Any = await pool.acquire(timeout=self._settings.database_timeout)
         except Exception as error:
-            raise translated(error) from error
+            reraise(error)
         try:
             yield connection
         except BaseException as error:
@@ -198,7 +225,7 @@ class Pool:
                 # One that is lost has left the pool by itself, and says so by an error.
                 with suppress(asyncpg.InterfaceError):
                     connection.terminate()
-            raise translated(error) from error
+            reraise(error)
         finally:
             await pool.release(connection)
 
