@@ -3,6 +3,8 @@ are gone afterwards."""
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,17 @@ async def store(database: str) -> AsyncIterator[Store]:
     """A store on the test's database."""
     async with a_store(database) as it:
         yield it
+
+
+@pytest.fixture
+def swept() -> Iterator[None]:
+    """The driver warns of a connection whose making was cut short, whenever it is collected: here,
+    and not in somebody else's test.
+    """
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture
