@@ -21,7 +21,7 @@ HOSTILE = (
     "safe\u202egpj.exe",
     "zero\u200bwidth \u2066isolate",
     "{{7*7}} ${7*7} <!--",
-    "a" * 400,
+    "a" * 250,
 )
 """What must be text wherever it is shown."""
 

@@ -40,7 +40,8 @@ function show() {
   main.replaceChildren(shown.element);
   if (!shown.named) document.title = `${main.querySelector("h1")?.textContent ?? "Batches"} · fanout`;
   for (const link of document.querySelectorAll("#top nav a")) {
-    link.toggleAttribute("aria-current", link.getAttribute("href") === `#${path}`);
+    if (link.getAttribute("href") === `#${path}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
   scrollTo(0, 0);
 }

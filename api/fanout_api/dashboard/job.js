@@ -266,7 +266,7 @@ function shown(context, first, soon) {
     show,
     isLive: () => events?.status.state === "live",
     update(params) {
-      if (params.get("line")) location.reload();
+      log.go(params.get("line"));
       choose(params.get("view") === "table" ? "table" : "squares", false);
       table.update();
     },

@@ -18,7 +18,7 @@ export function logView(job, { params, address, only = null }) {
   const known = new Set();
   const rows = h("div", { class: "lines" });
   const older = h("button", { class: "link", type: "button", hidden: true, onclick: loadOlder });
-  const box = h("div", { class: only ? "log only" : "log", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
+  const box = h("div", { class: "log only", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
   const toggle = h("button", { type: "button", "aria-pressed": String(follow), onclick: () => (follow ? pause() : resume()) }, "Follow");
   const level = h("select", { "aria-label": "Level", onchange: filter },
     [["", "info and above"], ["0", "with steps, debug"], ["2", "warnings, retries"], ["3", "errors only"]].map(([value, name]) => h("option", { value, selected: params.get("level") === value }, name)));
@@ -115,7 +115,10 @@ export function logView(job, { params, address, only = null }) {
   /** Take lines in; those that are there already are left out. Older ones go before. */
   function keep(some, before = false) {
     const taken = some.filter((line) => !known.has(line.id));
-    for (const line of taken) known.add(line.id);
+    for (const line of taken) {
+      known.add(line.id);
+      if (line.data.key !== undefined && !only) box.classList.remove("only");
+    }
     lines = before ? [...taken, ...lines] : [...lines, ...taken];
     nearest = parseCursor(lines[0]?.id)?.number ?? 0;
     const hits = taken.filter(matches);
@@ -238,6 +241,15 @@ export function logView(job, { params, address, only = null }) {
   return {
     element,
     hello(head) { first = head.first; },
+    /** Show this line, wherever it is. */
+    go(line) {
+      if (!line || rows.querySelector(".pointed")?.line.id === line) return;
+      if (known.has(line)) {
+        pause();
+        window_(Math.min(found.length, Math.max(SHOWN, found.findIndex((l) => l.id === line) + STEP)));
+        point(line);
+      } else location.reload();
+    },
     add(event) {
       if (only && event.data.job !== only && event.type !== "end") return;
       waiting.push(event);

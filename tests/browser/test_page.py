@@ -1,0 +1,272 @@
+"""The page as a person meets it: text of strangers, keyboard, small and dark screens, sign-in."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import BrowserContext, Page
+
+from fanout import Engine, JobHandle
+from fanout.access import Access, Scope
+from tests.browser.app import HOSTILE, Plan
+from tests.browser.conftest import Opens
+from tests.browser.driving import Site, Witness, expect
+
+pytestmark = pytest.mark.browser
+
+DASHBOARD = Path(__file__).parents[2] / "api/fanout_api/dashboard"
+MOST_BYTES = 60 * 1024
+KEY = "<img src=x onerror=alert(0)> \u202e gnp.exe </script>"
+LEAST_CONTRAST = 4.5
+TEXTS = """(selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent)"""
+CONTRASTS = """
+() => {
+  const channels = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = (text) => {
+    const [r, g, b] = channels(text).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(colour)) return colour;
+    }
+  };
+  const low = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const text = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!text || !e.checkVisibility() || e.disabled) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) low.push([e.tagName, e.className, e.textContent.slice(0, 30), contrast]);
+  }
+  return low;
+}
+"""
+
+
+async def batch(engine: Engine, key: str, **plan: Any) -> JobHandle:
+    """A batch that has ended."""
+    handle = await engine.submit("papers_batch", Plan(**{"seconds": 0, **plan}), key=key)
+    await handle.wait(60)
+    return handle
+
+
+def test_the_page_is_small_and_stays_at_home() -> None:
+    """60 KB come over the wire, and no file names another server."""
+    served = [path for path in DASHBOARD.iterdir() if path.suffix in {".html", ".css", ".js", ".svg"}]
+    sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in served}
+    assert sum(sizes.values()) < MOST_BYTES, sizes
+    for path in served:
+        found = re.findall(r"https?://[^\"'`\s)]+", path.read_text())
+        assert set(found) <= {"http://www.w3.org/2000/svg"}, path
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", "".join(path.read_text() for path in served))
+
+
+async def test_a_first_visit_says_how_to_begin(opened: Opens) -> None:
+    """Without a job: three ways to submit one, and no error."""
+    page = await opened()
+    await expect(page.locator(".ways dt")).to_have_count(3)
+    await expect(page.locator("#state")).to_have_text("live")
+
+
+async def test_text_of_strangers_is_text(opened: Opens, engine: Engine) -> None:
+    """R90: in key, document key, snapshot, log, error and result: shown as it is, never run."""
+    handle = await batch(engine, KEY, papers=18, fail_every=2, mode="hostile")
+    children = [child async for child in handle.children()]
+    page = await opened()
+    await expect(page.locator(".jobs .key")).to_have_text(KEY)
+    assert await page.evaluate(TEXTS, ".jobs .key") == [KEY]
+    await expect(page.locator(".jobs .ctl")).to_have_attribute("data-name", "RLO")
+
+    page = await opened(f"#/jobs/{handle.id}?view=table")
+    await expect(page.locator("td a")).to_have_count(18)
+    assert await page.evaluate(TEXTS, "td a") == [child.document_key for child in children]
+    await expect(page.locator(".line").first).to_be_visible()
+    logged = await page.evaluate(TEXTS, ".line .text")
+    assert set(HOSTILE) <= set(logged)
+    failed = {child.error for child in children if child.error}
+    reasons = await page.evaluate(TEXTS, ".reasons li > div > bdi:first-child")
+    assert set(reasons) == failed
+    assert KEY.split(" ")[0] in await page.title()
+
+    for child in children[:9]:
+        page = await opened(f"#/jobs/{child.id}")
+        await expect(page.locator(".job .key")).to_be_visible()
+        assert await page.evaluate(TEXTS, ".job .key") == [child.document_key]
+        shown = "".join(await page.evaluate(TEXTS, ".facts pre"))
+        if child.error:
+            assert child.error in shown
+        await page.close()
+    for tag in ("img[src=x]", "main script", "svg[onload]"):
+        assert await (await opened(f"#/jobs/{handle.id}")).locator(tag).count() == 0
+
+
+async def test_everything_by_keyboard(opened: Opens, engine: Engine) -> None:
+    """From the list to a batch, along its squares to a child, back, and a cancel that asks once."""
+    handle = await engine.submit("papers_batch", Plan(papers=60, seconds=2), key="by-hand")
+    page = await opened()
+    await expect(page.locator(".jobs li")).to_have_count(1)
+    await page.locator(".jobs a").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_contain_text("by-hand")
+    await expect(page.locator(".squares")).to_be_visible()
+    await page.locator(".squares").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Home", "ArrowRight"):
+        await page.keyboard.press(key)
+    await expect(page.locator(".says").last).to_contain_text("2 of 60")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_contain_text("paper-00001")
+    await page.go_back()
+    await expect(page.locator("h1")).to_contain_text("by-hand")
+    cancel = page.get_by_role("button", name="Cancel", exact=True)
+    await cancel.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text(re.compile(r"Cancels \d+ children that have not ended"))).to_be_visible()
+    await expect(page.get_by_role("button", name="No", exact=True)).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(cancel).to_be_focused()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    assert (await handle.wait(30)).status == "cancelled"
+    await expect(page.locator(".job .badge")).to_have_text("cancelled")
+
+
+async def test_failures_are_retried_by_reason(opened: Opens, engine: Engine) -> None:
+    """A group is retried alone; the batch opens again, and the page follows it to its new end."""
+    handle = await batch(engine, "again", papers=20, fail_every=4)
+    page = await opened(f"#/jobs/{handle.id}")
+    await expect(page.locator("#state")).to_contain_text("ended")
+    group = page.locator(".reasons li").first
+    await group.get_by_role("button", name="Retry").click()
+    await group.get_by_role("button", name="Retry").click()
+    await expect(page.get_by_text("will run again")).to_be_visible()
+    async with asyncio.timeout(20):
+        while not ((await handle.job()).generation == 2 and (await handle.progress()).is_closed):
+            await asyncio.sleep(0.1)
+    await expect(page.locator("#state")).to_contain_text("ended")
+    await expect(page.locator(".job .badge")).to_have_text("completed with failures")
+    await page.get_by_role("button", name="Show").first.click()
+    await expect(page.locator("td .badge").first).to_have_text("failed")
+    assert "reason=" in page.url
+
+
+async def test_the_address_holds_the_state(opened: Opens, engine: Engine) -> None:
+    """A filter, a search and a line can be sent to a colleague."""
+    handle = await batch(engine, "sent", papers=30, fail_every=5)
+    page = await opened(f"#/jobs/{handle.id}")
+    await page.get_by_label("Search the log").fill("paper-00004")
+    await expect(page.locator(".line")).to_have_count(2)
+    await page.locator(".line .at").first.click()
+    assert "q=paper-00004" in page.url
+    assert "line=1." in page.url
+    copy = await opened(page.url.split("/", 3)[3])
+    await expect(copy.locator(".pointed")).to_have_count(1)
+    await expect(copy.locator(".pointed")).to_contain_text("paper-00004")
+    page = await opened("#/?status=failed")
+    await expect(page.get_by_text("No batch is like this.")).to_be_visible()
+    await page.get_by_role("button", name="Show all").click()
+    await expect(page.locator(".jobs li")).to_have_count(1)
+
+
+async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> None:
+    """The form is made from the kind's schema; what is wrong is said beside it."""
+    page = await opened("#/submit?kind=papers_batch")
+    await page.get_by_label("papers", exact=True).fill("3")
+    await page.get_by_label("seconds", exact=True).fill("0")
+    await page.get_by_label("tags", exact=True).fill("one\ntwo\n")
+    await page.get_by_label("pages", exact=True).fill("12")
+    await page.get_by_label("mode", exact=True).select_option("hostile")
+    await page.get_by_text("Key, priority").click()
+    await page.get_by_label("Idempotency key").fill("by-form")
+    await page.get_by_role("button", name="Submit").click()
+    await expect(page.locator("h1")).to_contain_text("by-form")
+    job = await engine.find("by-form")
+    assert job is not None
+    payload = (await job.job()).payload
+    assert payload == {
+        "papers": 3,
+        "seconds": 0,
+        "mode": "hostile",
+        "tags": ["one", "two"],
+        "options": {"pages": 12},
+    }
+    page = await opened("#/submit?kind=papers_batch")
+    await page.get_by_label("as JSON").check()
+    await page.get_by_label("Payload as JSON").fill('{"papers": "' + "x" * 2000 + '"}')
+    await expect(page.get_by_text(re.compile(r"of 1024 bytes"))).to_have_class(re.compile("bad"))
+    await page.get_by_role("button", name="Submit").click()
+    await expect(page.locator(".notice.bad")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_screens(opened: Opens, engine: Engine, scheme: str) -> None:
+    """Nothing is wider than a narrow screen, and all text has the contrast of WCAG AA."""
+    handle = await batch(engine, "screens", papers=40, fail_every=6)
+    child = [child async for child in handle.children()][5]
+    addresses = ("#/", f"#/jobs/{handle.id}", f"#/jobs/{handle.id}?view=table", f"#/jobs/{child.id}", "#/workers", "#/submit")
+    for address in addresses:
+        page = await opened(address)
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+        await expect(page.locator("#state")).not_to_have_text("connecting")
+        await expect(page.locator("[data-ready]")).to_have_count(1)
+        assert await page.evaluate(CONTRASTS) == [], address
+        await page.set_viewport_size({"width": 360, "height": 700})
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, address
+        await page.close()
+
+
+async def test_errors_have_a_view(opened: Opens) -> None:
+    """A job that is not there, an address that is none."""
+    page = await opened("#/jobs/4711")
+    await expect(page.get_by_role("alert")).to_contain_text("no such job")
+    page = await opened("#/nowhere")
+    await expect(page.get_by_role("alert")).to_be_visible()
+
+
+async def test_behind_a_prefix(browser: BrowserContext, engine: Engine, database: str, witness: Witness) -> None:
+    """Mounted at /apps/fanout everything is found, with and without the slash at the end."""
+    handle = await batch(engine, "mounted", papers=5)
+    site = Site(database, prefix="/apps/fanout")
+    await site.start()
+    try:
+        page = await witness.attend(await browser.new_page(), site.url.rstrip("/"))
+        await page.goto(site.url.rstrip("/") + f"#/jobs/{handle.id}")
+        await expect(page.locator(".counts")).to_contain_text("5 of 5")
+        await expect(page.locator(".line").first).to_be_visible()
+        assert page.url.startswith(site.url)
+    finally:
+        await site.stop()
+    assert not witness.complaints
+    assert not witness.foreign
+
+
+async def test_signing_in(browser: BrowserContext, engine: Engine, database: str, witness: Witness) -> None:
+    """Without a key there is a form, with a wrong one a sentence; a key that may only look has no buttons."""
+    handle = await batch(engine, "secret", papers=5, fail_every=2)
+    _, key = await Access(engine.store).add_key("reader", {Scope.READ})
+    site = Site(database, environment={"FANOUT_API_AUTH": "key"})
+    await site.start()
+    try:
+        page: Page = await witness.attend(await browser.new_page(), site.url)
+        await page.goto(site.url + f"#/jobs/{handle.id}")
+        await page.get_by_label("Key").fill("fo_wrong")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("alert")).to_contain_text("not known")
+        await page.get_by_label("Key").fill(key)
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.locator(".counts")).to_contain_text("5 of 5")
+        await expect(page.locator("#state")).to_contain_text("ended")
+        assert await page.get_by_role("button", name="Retry").count() == 0
+        assert key not in await page.evaluate("document.cookie + location.href + JSON.stringify(localStorage)")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_label("Key")).to_be_visible()
+    finally:
+        await site.stop()
+    assert not witness.complaints
