@@ -17,18 +17,36 @@ from fanout import UsageError
 from fanout.wire import encode
 
 from .models import MAX_ID
-from .problems import BadBody, NotHere
+from .problems import BadBody, NotHere, WrongMediaType
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["body_of", "job_id_of", "query_of"]
+__all__ = ["body_of", "check_media_type", "job_id_of", "number_of", "query_of"]
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_ID_DIGITS: Final = 16
 SEE: Final = "See /openapi.json"
 MAX_SHOWN: Final = 80
+
+
+def check_media_type(request: Request) -> None:
+    """A write is JSON: a browser sends other types to other sites without asking first.
+
+    Raises:
+        WrongMediaType.
+    """
+    given = request.headers.get("content-type")
+    if given is None and request.method == "DELETE":  # which always asks first
+        return
+    kind, _, parameters = (given or "").partition(";")
+    if kind.strip().lower() != "application/json":
+        raise WrongMediaType("a write is application/json", "Set Content-Type: application/json")
+    if parameters.strip().lower().replace('"', "") not in ("", "charset=utf-8"):
+        raise WrongMediaType("JSON is UTF-8", "Leave the charset out")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise WrongMediaType("a compressed body is not read", "Send it as it is")
 
 
 async def body_of(request: Request, model: type[M]) -> M:

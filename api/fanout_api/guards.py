@@ -2,7 +2,7 @@
 
 Envelope     an id, security headers, one line of log; an error is told by its id
 Hosts        a name that is not ours gets 421: before routing, before anybody is asked who they are
-Origins      writes from other sites are refused; only JSON is read
+Origins      writes from other sites are refused
 Bodies       a limit in bytes and in seconds, while the body arrives
 """
 
@@ -24,7 +24,6 @@ from .problems import (
     Forbidden,
     TooLarge,
     TooSlow,
-    WrongMediaType,
     problem_response,
     request_id_of,
 )
@@ -185,9 +184,6 @@ class Origins:
         elif (error := _refusal(scope, headers, origin)) is not None:
             await problem_response(error, request_id_of(scope))(scope, receive, send)
             return
-        if (wrong := _wrong_type(scope, headers)) is not None:
-            await problem_response(wrong, request_id_of(scope))(scope, receive, send)
-            return
         await self._app(scope, receive, send)
 
 
@@ -210,24 +206,6 @@ def _is_same(origin: str, host: str) -> bool:
         return urlsplit(origin).netloc.lower() == host.lower() != ""
     except ValueError:
         return False
-
-
-def _wrong_type(scope: Scope, headers: Headers) -> ApiError | None:
-    """A browser can send other types to other sites without asking first."""
-    if scope["method"] in SAFE_METHODS:
-        return None
-    given = headers.get("content-type")
-    if given is None and scope["method"] == "DELETE":  # always asks first
-        return None
-    kind, _, parameters = (given or "").partition(";")
-    if kind.strip().lower() != "application/json":
-        return WrongMediaType("a write is application/json", "Set Content-Type: application/json")
-    charset = parameters.strip().lower().replace('"', "")
-    if charset not in ("", "charset=utf-8"):
-        return WrongMediaType("JSON is UTF-8", "Leave the charset out")
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        return WrongMediaType("a compressed body is not read", "Send it as it is")
-    return None
 
 
 def _preflight(origin: str) -> Response:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from fanout.access import Scope
 
-from .bodies import body_of, job_id_of, number_of, query_of
+from .bodies import body_of, check_media_type, job_id_of, number_of, query_of
 from .callers import Caller, authenticated
 from .models import Asked, Filter
 from .problems import Forbidden
@@ -114,6 +114,8 @@ class Endpoint:
 
     async def answer(self, service: Service, request: Request) -> Response:
         """Who is it, may they, what do they ask for; then the handler."""
+        if self.method != "GET":
+            check_media_type(request)
         caller = await self._let_in(service, request)
         if self.needs_database:
             await service.ready()

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import asyncpg
 import httpx
+from fanout_api import ApiSettings, create_app
+from fanout_api.service import Service
+from fanout_api.serving import Server, bound_sockets
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
 from fanout import Document, Engine, Job, JobHandle, PermanentError
-from fanout_api import ApiSettings, create_app
-from fanout_api.serving import Server, bound_sockets
-from fanout_api.service import Service
 from tests.conftest import with_database
 from tests.engine.running import quick
 
@@ -103,7 +103,7 @@ async def served(app: Starlette) -> AsyncIterator[str]:
     running = asyncio.create_task(server.serve(sockets))
     try:
         async with asyncio.timeout(PATIENCE):
-            while not server.started:  # noqa: ASYNC110 - it has no event
+            while not server.started:
                 if running.done():
                     await running
                 await asyncio.sleep(0.005)
@@ -133,7 +133,9 @@ class House:
 
     async def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         return await self.client.post(
-            path, json={} if body is None else body, headers={k.replace("_", "-"): v for k, v in headers.items()}
+            path,
+            json={} if body is None else body,
+            headers={k.replace("_", "-"): v for k, v in headers.items()},
         )
 
     async def closed_batch(self, **wanted: Any) -> JobHandle:
@@ -177,7 +179,7 @@ def parse(text: str) -> list[Frame]:
             found.append(
                 Frame(
                     fields.get("event", ["message"])[0],
-                    fields.get("id", [None])[0],  # type: ignore[list-item]
+                    fields.get("id", [None])[0],
                     json.loads("\n".join(fields["data"])),
                 )
             )

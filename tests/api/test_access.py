@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
-
-from fanout.access import Access, Scope
 from fanout_api import Caller
 from fanout_api.callers import anonymous
 from fanout_api.problems import Forbidden
 from fanout_api.routes import TABLE
+from fanout_api.table import Endpoint
+from starlette.requests import Request
+
+from fanout.access import Access, Scope
 from tests.api.harness import House, a_database, frames, house
 
 SCOPES = {"none": [], "read": [Scope.READ], "submit": [Scope.SUBMIT], "operate": [Scope.OPERATE]}
@@ -59,7 +61,9 @@ def path_of(path: str, job_id: int) -> str:
 @pytest.mark.parametrize(
     "endpoint", TABLE.endpoints, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}"
 )
-async def test_a_route_answers_whose_scope_it_takes(guarded: Guarded, endpoint, who: str) -> None:  # type: ignore[no-untyped-def]
+async def test_a_route_answers_whose_scope_it_takes(
+    guarded: Guarded, endpoint: Endpoint, who: str
+) -> None:
     """401 without a key or with a wrong one, 403 with the wrong scope, else neither."""
     headers = guarded.headers(who)
     if who == "wrong":
@@ -69,10 +73,14 @@ async def test_a_route_answers_whose_scope_it_takes(guarded: Guarded, endpoint, 
         endpoint.method,
         path_of(endpoint.path, guarded.job_id),
         headers=headers,
-        **({"json": body} if endpoint.method == "POST" else {}),
+        json=body if endpoint.method == "POST" else None,
     )
     if endpoint.is_open:
-        assert answer.status_code in ({401} if endpoint.path == "/v1/session" and body and endpoint.method == "POST" else {200, 204})
+        assert answer.status_code in (
+            {401}
+            if endpoint.path == "/v1/session" and body and endpoint.method == "POST"
+            else {200, 204}
+        )
     elif who in ("none", "wrong"):
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -102,9 +110,9 @@ async def test_a_foreign_job_is_told_as_one_that_never_was(guarded: Guarded) -> 
     for endpoint in TABLE.endpoints:
         if "{job_id}" not in endpoint.path and endpoint.path != "/v1/streams":
             continue
-        body = {"json": {}} if endpoint.method == "POST" else {}
+        body: Any = {} if endpoint.method == "POST" else None
         told = [
-            await client.request(endpoint.method, path_of(endpoint.path, n), headers=b, **body)
+            await client.request(endpoint.method, path_of(endpoint.path, n), headers=b, json=body)
             for n in (mine, never)
         ]
         assert [t.status_code for t in told] == [404, 404], endpoint.path
@@ -223,7 +231,7 @@ async def test_a_stream_takes_the_scope_and_the_tenant_too(guarded: Guarded) -> 
         await browser.post("/v1/session", json={"key": guarded.keys["read"]})
         async with browser.stream("GET", f"/v1/jobs/{guarded.job_id}/events") as stream:
             assert stream.status_code == 200
-            assert [f.name async for f in frames(stream)][0] == "hello"
+            assert (await anext(frames(stream))).name == "hello"
 
 
 async def test_an_own_way_to_tell_who_asks(database: str) -> None:

@@ -77,7 +77,16 @@ async def test_what_cannot_be_stored_is_named_by_its_path(
 
 @pytest.mark.parametrize(
     "value",
-    [9007199254740993, -(2**63), 10**100, 0.1, "é中😀", "\u2028", {"a": [None, True, {}]}, "\ud83d\ude00"],
+    [
+        9007199254740993,
+        -(2**63),
+        10**100,
+        0.1,
+        "é中😀",
+        "\u2028",
+        {"a": [None, True, {}]},
+        "\ud83d\ude00",
+    ],
 )
 async def test_what_is_json_comes_back_exactly(shared: House, value: Any) -> None:
     """The same value, also of numbers beyond what a browser can hold."""
@@ -89,10 +98,12 @@ async def test_what_is_json_comes_back_exactly(shared: House, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "payload", ['{"a": "\\ud800"}', "[" * 400 + "]" * 400, "1e999", '"\\u0000"'], ids=lambda p: p[:20]
+    "payload",
+    ['{"a": "\\ud800"}', "[" * 400 + "]" * 400, "1e999", '"\\u0000"'],
+    ids=lambda p: p[:20],
 )
 async def test_what_came_in_by_sql_is_shown_and_never_an_error(shared: House, payload: str) -> None:
-    """A json column takes what the API refuses; reading it, and listing its neighbours, still works."""
+    """A json column takes what the API refuses; it can be read, and so can its neighbours."""
     async with shared.engine.store._pool.acquire() as conn:
         job_id = await conn.fetchval(
             "INSERT INTO fanout.job (kind, payload) VALUES ('single', $1::text::json) RETURNING id",

@@ -12,13 +12,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-
 from fanout_api.routes import TABLE
+
 from tests.api.harness import House, house
 from tests.api.test_access import path_of
 
 ROUTES = sorted(
-    {(e.method, e.path) for e in TABLE.endpoints} | {("GET", "/"), ("GET", "/static/x"), ("GET", "/no")}
+    {(e.method, e.path) for e in TABLE.endpoints}
+    | {("GET", "/"), ("GET", "/static/x"), ("GET", "/no")}
 )
 LISTED = "https://app.example.com"
 
@@ -58,9 +59,7 @@ async def test_another_name_is_turned_away_everywhere(
     shared: House, method: str, path: str
 ) -> None:
     """421 with an empty body, before anything else: a rebound name reads nothing."""
-    answer = await shared.client.request(
-        method, path_of(path, 1), headers={"Host": "evil.example"}
-    )
+    answer = await shared.client.request(method, path_of(path, 1), headers={"Host": "evil.example"})
     assert (answer.status_code, answer.content) == (421, b"")
 
 
@@ -243,7 +242,14 @@ async def test_an_outage_is_told_without_the_databases_address(
 
 def head(path: str, *lines: str) -> bytes:
     return "\r\n".join(
-        (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *lines, "", "")
+        (
+            f"POST {path} HTTP/1.1",
+            "Host: localhost",
+            "Content-Type: application/json",
+            *lines,
+            "",
+            "",
+        )
     ).encode()
 
 
@@ -279,7 +285,9 @@ async def test_a_giant_in_chunks_is_refused_on_its_way(shared: House) -> None:
 async def test_a_compressed_body_is_not_unpacked(shared: House) -> None:
     """415: no bomb goes off."""
     answer = await shared.client.post(
-        "/v1/jobs", content=b"\x1f\x8b", headers={"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        "/v1/jobs",
+        content=b"\x1f\x8b",
+        headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
     )
     assert answer.status_code == 415
 
@@ -299,7 +307,7 @@ async def test_a_length_that_is_none_is_refused(shared: House, length: str) -> N
 
 
 async def test_who_sends_slowly_is_cut_off_and_others_are_served(database: str) -> None:
-    """Nothing at all, half the headers, half the body, a byte at a time: gone after the deadline."""
+    """Nothing at all, half the headers, half the body, byte by byte: gone after the deadline."""
     beginnings = [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nHost: loc",
                   head("/v1/jobs", "Content-Length: 100") + b'{"kind"']  # fmt: skip
     async with house(database, receive_deadline=0.7) as it:
@@ -363,7 +371,8 @@ async def test_line_breaks_in_the_path_stay_in_the_path(shared: House) -> None:
     """No second header, no second answer."""
     answer = await said(
         shared,
-        b"GET /v1/jobs/%0d%0aSet-Cookie:%20a=b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /v1/jobs/%0d%0aSet-Cookie:%20a=b HTTP/1.1\r\nHost: localhost\r\n"
+        b"Connection: close\r\n\r\n",
     )
     assert answer.startswith(b"HTTP/1.1 404")
     assert b"set-cookie" not in answer.lower().split(b"\r\n\r\n")[0]

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 import pytest
+from fanout_api.exports import safe_cell
 
 from fanout import JobHandle
-from fanout_api.exports import safe_cell
 from tests.api.harness import House
 
 PROBLEM = "application/problem+json"
@@ -156,8 +156,8 @@ async def test_what_cannot_be_an_id_is_not_found(shared: House, job_id: str, res
 )
 async def test_an_unknown_job_is_not_found_anywhere(shared: House, method: str, rest: str) -> None:
     """Every route says the same."""
-    json_body = {"json": {}} if method == "POST" else {}
-    found = await shared.client.request(method, f"/v1/jobs/987654321{rest}", **json_body)
+    body: Any = {} if method == "POST" else None
+    found = await shared.client.request(method, f"/v1/jobs/987654321{rest}", json=body)
     assert problem(found, 404)["detail"] == "there is no job 987654321"
 
 
@@ -167,6 +167,7 @@ async def test_jobs_come_in_pages_without_overlap(own: House) -> None:
         await own.post("/v1/jobs", {"kind": "single"})
     seen: list[int] = []
     before = ""
+    page: Any = None
     for _ in range(3):
         page = (await own.client.get(f"/v1/jobs?limit=3{before}")).json()
         seen += [job["id"] for job in page["jobs"]]
