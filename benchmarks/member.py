@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
+
+from fanout.cli.serving import spare_collector
 
 from .workload import Workload
 
@@ -51,9 +52,7 @@ async def _serve(made: AbstractAsyncContextManager[Member]) -> None:
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     async with made as member:
-        # What was loaded lives as long as the process: the collector need not walk it each time.
-        gc.collect()
-        gc.freeze()
+        spare_collector()  # as `fanout worker` does
         _answer({"ready": True})
         while line := await reader.readline():
             command = json.loads(line)

@@ -340,6 +340,7 @@ class Engine:
             name=name,
             exit_when_stuck=exit_when_stuck,
         )
+        self._workers = [one for one in self._workers if not one.is_stopped]
         self._workers.append(worker)
         return worker
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from .statements import load_statements
 
 if TYPE_CHECKING:
@@ -84,14 +86,14 @@ class EventStore:
         await self._pool.fetch(self._sql["open_streams"], sorted(stream_ids))
 
     async def append(self, batches: Sequence[NewBatch], writer: UUID) -> list[Appended]:
-        """Number and store batches of different streams in one commit.
+        """Number and store batches of different streams in one commit, each once: one that was sent
+        before is found.
 
-        A stream that is missing in the answer has ended, or had this batch already.
+        A stream that is missing in the answer has ended.
         """
         ordered = sorted(batches, key=lambda batch: batch.stream_id)
         claims = [(batch.stream_id, *claim) for batch in ordered for claim in sorted(batch.claims)]
-        rows = await self._pool.fetch(
-            self._sql["append"],
+        arguments = (
             [batch.stream_id for batch in ordered],
             [batch.count for batch in ordered],
             [batch.body for batch in ordered],
@@ -101,6 +103,11 @@ class EventStore:
             [job_id for _, job_id, _ in claims],
             [attempt for _, _, attempt in claims],
         )
+        try:
+            rows = await self._pool.fetch(self._sql["append"], *arguments)
+        except asyncpg.UniqueViolationError:
+            # A first try whose answer was given up had gone on, and this one waited for its lock.
+            rows = await self._pool.fetch(self._sql["append"], *arguments)
         return [
             Appended(
                 row["stream_id"],
@@ -149,11 +156,13 @@ class EventStore:
             for row in rows
         }
 
-    async def replay(self, stream_id: int, first: int, last: int, limit: int) -> list[StoredBatch]:
-        """At most `limit` batches with the events `first` to `last`, in order; the first may begin
-        before `first`.
+    async def replay(
+        self, stream_id: int, first: int, last: int, most_bytes: int = 256 << 10
+    ) -> list[StoredBatch]:
+        """Batches with the events `first` to `last`, in order, until they have `most_bytes`; the
+        first may begin before `first`.
         """
-        rows = await self._pool.fetch(self._sql["replay"], stream_id, first, last, limit)
+        rows = await self._pool.fetch(self._sql["replay"], stream_id, first, last, most_bytes)
         return [
             StoredBatch(
                 row["first_number"], row["count"], frozenset(row["late"] or ()), row["body"]
@@ -176,9 +185,13 @@ class EventStore:
     async def notify(self, channel: str, payloads: Sequence[str]) -> None:
         """Hint.
 
-        An autocommit statement of its own: NOTIFY takes a lock on the whole database at commit.
+        An autocommit statement of its own: NOTIFY takes a lock on the whole server at commit. Once:
+        a hint that is not to be had soon is worth nothing.
+
+        Raises asyncpg.LockNotAvailableError after 250 ms behind somebody else's commit.
         """
-        await self._pool.fetch(self._sql["notify"], channel, list(payloads))
+        async with self._pool.acquire() as connection:
+            await connection.fetch(self._sql["notify"], channel, list(payloads))
 
     async def prune(self, retention_seconds: float, limit: int) -> int:
         """Delete at most `limit` batches older than the retention. Returns how many went."""

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("fanout.job")
 PAIR = 2
+FIRST_CHUNK = 250
 
 
 class Closed(BaseModel):
@@ -198,31 +199,44 @@ class Job(Generic[P]):
             check_kind(on_closed, "on_closed")
         self._runtime.fans_out(self._claim)
         created = seen = 0
-        async for chunk in _chunks(documents, runtime.settings.chunk_size):
-            dispatch = partial(
-                runtime.store.fan_out,
-                self._claim,
-                runtime.token,
-                runtime.settings.lease,
-                documents=[runtime.snapshot(document, handler) for document in chunk],
-                kind=kind,
-                max_retries=max_retries
-                if max_retries is not None
-                else handler.max_retries
-                if handler
-                else runtime.settings.max_retries,
-                priority=priority if priority is not None else self._claim.priority,
-                on_closed=on_closed
-                if on_closed is not None
-                else handler.on_closed
-                if handler
-                else None,
-            )
-            born, _ = await self._through_blips(dispatch)
-            runtime.wake(kind)
-            created += born
-            seen += len(chunk)
+        sending: asyncio.Task[int] | None = None
+        try:
+            async for chunk in _chunks(documents, runtime.settings.chunk_size):
+                dispatch = partial(
+                    runtime.store.fan_out,
+                    self._claim,
+                    runtime.token,
+                    runtime.settings.lease,
+                    documents=[runtime.snapshot(document, handler) for document in chunk],
+                    kind=kind,
+                    max_retries=max_retries
+                    if max_retries is not None or handler is None
+                    else handler.max_retries,
+                    priority=priority if priority is not None else self._claim.priority,
+                    on_closed=on_closed
+                    if on_closed is not None or handler is None
+                    else handler.on_closed,
+                )
+                seen += len(chunk)
+                if sending is not None:
+                    created += await sending
+                # One chunk is on its way while the next one is encoded.
+                sending = asyncio.create_task(self._dispatch(dispatch, kind))
+                await asyncio.sleep(0)
+        except BaseException as error:
+            if sending is not None:
+                if isinstance(error, asyncio.CancelledError):
+                    sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)  # the chunk before stands
+            raise
+        if sending is not None:
+            created += await sending
         return Dispatched(created, seen - created)
+
+    async def _dispatch(self, dispatch: Callable[[], Awaitable[tuple[int, int]]], kind: str) -> int:
+        born, _ = await self._through_blips(dispatch)
+        self._runtime.wake(kind)
+        return born
 
     async def _through_blips(self, call: Callable[[], Awaitable[T]]) -> T:
         """Again for a lease, if the database does not answer.
@@ -267,21 +281,25 @@ async def _chunks(
     documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
     size: int,
 ) -> AsyncIterator[list[Document]]:
+    """Chunks of at most `size`; the first ones smaller, so that the first children start soon."""
     chunk: list[Document] = []
-    if isinstance(documents, AsyncIterable):
-        async for document in documents:
-            chunk.append(_document(document))
-            if len(chunk) >= size:
-                yield chunk
-                chunk = []
-    else:
-        for document in documents:
-            chunk.append(_document(document))
-            if len(chunk) >= size:
-                yield chunk
-                chunk = []
+    limit = min(size, FIRST_CHUNK)
+    async for document in _each(documents):
+        chunk.append(_document(document))
+        if len(chunk) >= limit:
+            yield chunk
+            chunk, limit = [], min(size, limit * 2)
     if chunk:
         yield chunk
+
+
+async def _each(documents: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(documents, AsyncIterable):
+        async for document in documents:
+            yield document
+    else:
+        for document in documents:
+            yield document
 
 
 def _document(item: object) -> Document:

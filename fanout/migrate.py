@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import asyncpg
 
 from .errors import SchemaMismatch
-from .pool import MIGRATE, connect, translated
+from .pool import MIGRATE, connect, reraise
 from .settings import Settings
 from .statements import load_migrations
 
@@ -53,11 +53,11 @@ async def migrate(
     connection = await connect(dsn, settings, MIGRATE)
     try:
         # Waiting for another pod's migration is not a lost statement.
-        # Read committed: what another pod committed while this one waited for the lock must be seen.
+        # Read committed: what another pod committed while this one waited must be seen.
         async with connection.transaction(isolation="read_committed"):
             return await _migrate(connection, schema)
     except (OSError, asyncpg.InterfaceError, asyncpg.PostgresError) as error:
-        raise translated(error) from error
+        reraise(error)
     finally:
         await connection.close(timeout=settings.database_timeout)
 

@@ -159,7 +159,7 @@ async def connect(dsn: str, settings: Settings, name: str) -> Connection:
             connection_class=Connection,
             **_options(settings, name),
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - raised again
         reraise(error)
     return connection
 
@@ -188,7 +188,7 @@ class Pool:
                 connection_class=Connection,
                 **_options(self._settings, self._name),
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again
             reraise(error)
 
     async def close(self) -> None:
@@ -215,11 +215,11 @@ class Pool:
             raise NotStarted("the engine is not started")
         try:
             connection: Any = await pool.acquire(timeout=self._settings.database_timeout)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again
             reraise(error)
         try:
             yield connection
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again
             # A cancelled or timed-out statement may still hold its row locks on the server.
             if is_unavailable(error) or isinstance(error, asyncio.CancelledError):
                 # One that is lost has left the pool by itself, and says so by an error.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .errors import IdempotencyConflict, JobNotFound, LostClaim, Refused
@@ -146,7 +147,7 @@ class Store:
         *,
         documents: Sequence[tuple[str, str, str | None]],
         kind: str,
-        max_retries: int,
+        max_retries: int | None,
         priority: int,
         on_closed: str | None,
     ) -> tuple[int, int]:
@@ -157,7 +158,7 @@ class Store:
         Raises:
             LostClaim: nothing was dispatched.
         """
-        ordered = sorted(documents)
+        ordered = sorted(documents, key=itemgetter(0))  # of equal keys the first one counts
 
         async def body(connection: Connection) -> tuple[int, int]:
             row = await connection.fetchrow(
@@ -272,6 +273,11 @@ class Store:
     async def expired_depths(self) -> list[int]:
         """Depths at which leases have run out, deepest first."""
         return [row["depth"] for row in await self._pool.fetch(self._sql["expired_depths"])]
+
+    async def expired(self, depth: int, after_id: int, limit: int) -> list[int]:
+        """Ids above `after_id` of jobs of `depth` whose leases have run out."""
+        rows = await self._pool.fetch(self._sql["expired"], depth, after_id, limit)
+        return [row["id"] for row in rows]
 
     async def rescue(
         self, depth: int, limit: int, max_deaths: int, after_id: int, lease_seconds: float

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .errors import DatabaseUnavailable
@@ -111,31 +112,45 @@ class Sweeper:
         An outage is nobody's death, so this is for callers who have been in contact with the
         database for a lease. Returns how many jobs were moved.
         """
-        moved = 0
+        before = self.rescued
         for depth in await self._store.expired_depths():
             after_id = 0
-            while True:
-                counted = await self._store.rescue(
-                    depth, PAGE, self._settings.max_deaths, after_id, self._settings.lease
-                )
-                for job in counted.moved:
-                    level = logging.WARNING if job.status is Status.PENDING else logging.ERROR
-                    _log.log(
-                        level,
-                        "job %d lost its worker, it is %s now",
-                        job.id,
-                        job.status,
-                        extra={"job_id": job.id},
-                    )
-                moved += len(counted.moved)
-                self._on_counted(counted)
-                if len(counted.moved) < PAGE:
-                    break
-                after_id = max(job.id for job in counted.moved)
-        self.rescued += moved
-        if moved:
+            while (last_id := await self._rescue_page(depth, after_id)) is not None:
+                after_id = last_id
+        if self.rescued > before:
             self._on_rescued()
-        return moved
+        return self.rescued - before
+
+    async def _rescue_page(self, depth: int, after_id: int) -> int | None:
+        """Rescue some jobs with ids above `after_id`; the last one's id, or None: no more."""
+        try:
+            ids = await self._rescue(depth, PAGE, after_id)
+        except DatabaseUnavailable:
+            raise
+        except Exception:  # noqa: BLE001 - one by one, and then it is logged
+            ids = await self._store.expired(depth, after_id, PAGE)
+            for job_id in ids:
+                await self._one(job_id, partial(self._rescue_one, depth))
+        return max(ids) if len(ids) >= PAGE else None
+
+    async def _rescue_one(self, depth: int, job_id: int) -> None:
+        await self._rescue(depth, 1, job_id - 1)
+
+    async def _rescue(self, depth: int, limit: int, after_id: int) -> list[int]:
+        counted = await self._store.rescue(
+            depth, limit, self._settings.max_deaths, after_id, self._settings.lease
+        )
+        for job in counted.moved:
+            _log.log(
+                logging.WARNING if job.status is Status.PENDING else logging.ERROR,
+                "job %d lost its worker, it is %s now",
+                job.id,
+                job.status,
+                extra={"job_id": job.id},
+            )
+        self.rescued += len(counted.moved)
+        self._on_counted(counted)
+        return [job.id for job in counted.moved]
 
     async def end_doomed(self) -> None:
         """Cancel, in chunks, the open children of every job that has a verdict."""

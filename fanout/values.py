@@ -111,8 +111,7 @@ class Claim(NamedTuple):
     """JSON text, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """The handler returned. `result` is JSON text, or None."""
 
     result: str | None
@@ -170,6 +169,11 @@ class Group:
     depth: int
     status: Status
     on_closed: str | None
+
+    @property
+    def is_ended_root(self) -> bool:
+        """Are they roots of streams, which end with them?"""
+        return self.parent_id is None and self.status.is_terminal
 
     def each(self) -> Iterator[Moved]:
         """The jobs, one by one."""

@@ -294,6 +294,11 @@ class Worker:
         return self._running
 
     @property
+    def is_stopped(self) -> bool:
+        """Has it been stopped, for good?"""
+        return self._state == "stopped"
+
+    @property
     def has_free_slot(self) -> bool:
         """Would it start a job now, if there were one?"""
         return (
@@ -615,10 +620,13 @@ class Worker:
     def _on_counted(self, counted: Counted) -> None:
         for kind in counted.follow_ups:
             self._wake_others(kind)
-        closed = [job.id for job in (*counted.closed, *counted.moved) if job.is_ended_root]
+        closed = [job.id for job in counted.closed if job.is_ended_root]
+        closed += [
+            job_id for group in counted.groups if group.is_ended_root for job_id in group.ids
+        ]
         if closed:
             self.publisher.end(closed)
-        if any(job.status is Status.WAITING for job in counted.moved):
+        if any(group.status is Status.WAITING for group in counted.groups):
             # Perhaps a manager that failed for good: its children are to be ended.
             self.sweeper.sweeps.nudge()
         if self._also_on_counted is not None:

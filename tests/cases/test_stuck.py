@@ -121,11 +121,6 @@ async def test_a_page_of_locked_rows_does_not_hide_those_behind_it(
     assert await sweeper_of(store).rescue() == PAGE
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a page of rescue is one statement: a row that makes it raise keeps its page, all "
-    "behind it, and the rest of the sweep, for ever",
-)
 async def test_one_row_that_cannot_be_swept_does_not_keep_the_others(
     store: Store, conn: asyncpg.Connection
 ) -> None:

@@ -164,9 +164,6 @@ async def test_a_document_has_one_child(engine: Engine) -> None:
     assert dispatched == [Dispatched(2, 1), Dispatched(1, 1), Dispatched(0, 3), Dispatched(0, 2)]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="store.fan_out sorts by payload and error too"
-)
 async def test_a_document_that_is_both_there_and_gone_has_one_child(engine: Engine) -> None:
     """A source that lists it twice: the first mention stands, whatever the second says."""
 
@@ -351,9 +348,6 @@ async def test_children_may_be_served_elsewhere(database: str) -> None:
         assert failure.error.startswith("payload.pages: Input should be a valid integer")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="sql/transitions/fan_out.sql knows no fanout.kind"
-)
 async def test_children_served_elsewhere_have_the_defaults_of_their_kind(database: str) -> None:
     """Retries and follow-up as they were registered there, as for a submit by name."""
     here, there = (Engine(database, settings=quick(pool_size=2)) for _ in range(2))

@@ -90,7 +90,6 @@ async def test_bad_input_is_refused_with_a_hint(
     [
         pytest.param(
             "'a', max_retries => -1",
-            marks=pytest.mark.xfail(strict=True, reason="submit_job does not look at it"),
         ),
         "'a', on_closed => 'b.c'",
     ],

@@ -1,27 +1,37 @@
 -- Numbers and stores batches of events, one for each stream, in one commit.
 -- $1 stream ids (ascending, each once), $2 counts, $3 bodies, $4 batch numbers, $5 writer; the claims that speak in them:
 -- $6 stream ids, $7 job ids, $8 attempts.
--- A stream without a row: it has ended, or has this batch already (a batch whose first try was committed after all).
+-- A batch that is sent again, for its answer was lost, is found, not written. A stream without a row has ended.
+-- If the first try commits just now, the unique index refuses this one: call again.
 WITH i AS (
     SELECT * FROM unnest($1::bigint[], $2::int[], $3::bytea[], $4::bigint[]) AS i (stream_id, count, body, batch)),
 late AS (
     SELECT l.stream_id, array_agg(l.job_id) AS jobs
       FROM unnest($6::bigint[], $7::bigint[], $8::int[]) AS l (stream_id, job_id, attempt)
       JOIN fanout.job j ON j.id = l.job_id AND j.attempt <> l.attempt GROUP BY l.stream_id),
+earlier AS MATERIALIZED (
+    SELECT i.stream_id, b.first_number, b.late
+      FROM i JOIN fanout.event_batch b ON b.writer = $5 AND b.batch = i.batch AND b.stream_id = i.stream_id),
 head AS MATERIALIZED (
     SELECT s.stream_id FROM fanout.stream s JOIN i ON i.stream_id = s.stream_id
-     WHERE NOT s.closed ORDER BY s.stream_id FOR NO KEY UPDATE OF s),
+     WHERE NOT s.closed AND NOT EXISTS (SELECT 1 FROM earlier e WHERE e.stream_id = s.stream_id)
+     ORDER BY s.stream_id FOR NO KEY UPDATE OF s),
 numbered AS (
     UPDATE fanout.stream s SET last_number = s.last_number + i.count, updated_at = clock_timestamp()
       FROM head JOIN i ON i.stream_id = head.stream_id
      WHERE s.stream_id = head.stream_id
-       AND NOT EXISTS (SELECT 1 FROM fanout.event_batch b WHERE b.writer = $5 AND b.batch = i.batch)
  RETURNING s.stream_id, s.generation, s.last_number - i.count + 1 AS first_number, i.count, i.body, i.batch),
 stored AS (
     INSERT INTO fanout.event_batch (stream_id, first_number, count, writer, batch, late, body)
     SELECT n.stream_id, n.first_number, n.count, $5, n.batch, late.jobs, n.body
-      FROM numbered n LEFT JOIN late ON late.stream_id = n.stream_id)
-SELECT n.stream_id, n.generation, n.first_number, late.jobs AS late,
+      FROM numbered n LEFT JOIN late ON late.stream_id = n.stream_id),
+done AS (
+    SELECT n.stream_id, n.generation, n.first_number, late.jobs AS late
+      FROM numbered n LEFT JOIN late ON late.stream_id = n.stream_id
+     UNION ALL
+    SELECT e.stream_id, s.generation, e.first_number, e.late
+      FROM earlier e JOIN fanout.stream s ON s.stream_id = e.stream_id)
+SELECT d.stream_id, d.generation, d.first_number, d.late,
        EXISTS (SELECT 1 FROM fanout.stream_watch w
-                WHERE w.stream_id = n.stream_id AND w.expires_at > statement_timestamp()) AS watched
-  FROM numbered n LEFT JOIN late ON late.stream_id = n.stream_id
+                WHERE w.stream_id = d.stream_id AND w.expires_at > statement_timestamp()) AS watched
+  FROM done d

@@ -1,12 +1,13 @@
 -- The last event of streams, once each, and only where the root job has ended. $1 stream ids (ascending, each once),
 -- $2 writer, $3 batch numbers.
 -- FOR SHARE waits for whoever opens the job again, and then finds it open: a stream must not end beside a running job.
--- A stream without a row: it has its end already, its job is open, or it never had a head.
+-- A stream without a row: it has its end already, its job is open, or it never had a head. Most never have: no job is
+-- locked for those.
 WITH i AS (SELECT * FROM unnest($1::bigint[], $3::bigint[]) AS i (stream_id, batch)),
 ended AS MATERIALIZED (
     SELECT j.id, j.status, j.generation, j.total, j.completed, j.failed, j.cancelled,
            left(COALESCE(j.reason, j.error), 500) AS reason, j.finished_at, i.batch
-      FROM i JOIN fanout.job j ON j.id = i.stream_id
+      FROM i JOIN fanout.stream s ON s.stream_id = i.stream_id AND NOT s.closed JOIN fanout.job j ON j.id = i.stream_id
      WHERE j.finished_at IS NOT NULL ORDER BY j.id FOR SHARE OF j),
 head AS MATERIALIZED (
     SELECT s.stream_id FROM ended JOIN fanout.stream s ON s.stream_id = ended.id

@@ -49,7 +49,7 @@ CREATE TABLE fanout.job (
 
     CONSTRAINT job_status CHECK (status IN ('pending', 'processing', 'waiting', 'completed', 'failed', 'cancelled')),
     CONSTRAINT job_verdict CHECK (verdict IN ('failed', 'cancelled')),
-    CONSTRAINT job_counters CHECK (total >= 0 AND completed >= 0 AND failed >= 0 AND cancelled >= 0
+    CONSTRAINT job_counters CHECK (max_retries >= 0 AND total >= 0 AND completed >= 0 AND failed >= 0 AND cancelled >= 0
                                    AND completed + failed + cancelled <= total),
     CONSTRAINT job_token_iff_processing CHECK ((claim_token IS NOT NULL) = (status = 'processing')
                                                AND (lease_expires_at IS NOT NULL) = (status = 'processing')),

@@ -26,6 +26,10 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = format('priority %s is out of range', new_priority),
             HINT = 'A priority is 0 (first) to 9 (last); the default is 5.';
     END IF;
+    IF new_max_retries < 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('max_retries %s is not a count', new_max_retries),
+            HINT = 'Give 0 or more; NULL is what the kind was registered with.';
+    END IF;
     IF new_key = '' OR octet_length(new_key) > 512 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the idempotency key is empty or longer than 512 bytes',
             HINT = 'Leave it out, or use a short name for the request, like import-2026-11.';
