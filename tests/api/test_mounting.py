@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from fanout import Engine
-from tests.api.harness import PATIENCE, Batch, House, a_database, an_engine, frames
+from tests.api.harness import PATIENCE, Batch, House, a_client, a_database, an_engine, frames
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +34,7 @@ async def served_by_uvicorn(app: object) -> AsyncIterator[httpx.AsyncClient]:
         await asyncio.sleep(0.005)
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+        async with a_client(url) as client:
             yield client
     finally:
         server.should_exit = True
