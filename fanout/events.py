@@ -112,7 +112,7 @@ def event_text(kind: str, claim: Claim, message: str | None = None, **more: Any)
         text = encode_event(kind, claim, message, **more)
         if len(text) <= MAX_EVENT_BYTES:
             return text
-    except Exception:  # noqa: BLE001 - values of user code, with methods of user code
+    except Exception:  # noqa: BLE001, S110 - values of user code: they are said in words below
         pass
     more = {name: clipped(str_of(value), MAX_FIELD_BYTES) for name, value in more.items()}
     text = encode_event(kind, claim, message, **more)
@@ -250,7 +250,8 @@ def envelopes(
     payload is unique, for it carries numbers: NOTIFY folds equal ones.
     """
     bare = _head(stream_id, generation, first_number, count, closed=closed) + "}"
-    if not inline or len(body) > 2 * MAX_ENVELOPES * MAX_ENVELOPE_BYTES and count > MAX_ENVELOPES:
+    most = MAX_ENVELOPES * MAX_ENVELOPE_BYTES
+    if not inline or (len(body) > most and count > MAX_ENVELOPES):
         return [bare]
     room = MAX_ENVELOPE_BYTES - len(bare) - len(INLINE) - len("\n]") - 20
     groups: list[list[bytes]] = [[]]

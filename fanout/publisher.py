@@ -20,10 +20,11 @@ import asyncpg
 
 from .errors import DatabaseUnavailable
 from .event_store import NewBatch
-from .events import dropped_event, envelope
+from .events import dropped_event, envelopes
+from .pool import described
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from uuid import UUID
 
     from .event_store import Appended, EventStore
@@ -40,9 +41,19 @@ MAX_BATCH_BYTES: Final = 64 << 10
 MAX_STREAM_BYTES: Final = 1 << 20
 MAX_BUFFER_BYTES: Final = 8 << 20
 MAX_STREAMS_A_FLUSH: Final = 64
-END_DELAY_SECONDS: Final = 0.25
+MAX_ENDS_A_FLUSH: Final = 500
+WATCHED_END_SECONDS: Final = 0.25
 """How long the end of a stream waits for the last lines of other processes."""
+UNWATCHED_END_SECONDS: Final = UNWATCHED_FLUSH_SECONDS + 0.5
+"""The same where other processes may think that nobody looks, and flush seldom."""
+LONGEST_END_SECONDS: Final = 2.0
+"""How long it waits beyond that for lines that never stop: a handler that was told to, and does
+not.
+"""
 KNOWN_STREAMS: Final = 10_000
+TRIES: Final = 5
+"""For errors that are neither the database's absence nor the lines' fault, like a lost grant."""
+SECONDS_BETWEEN_REPORTS: Final = 60.0
 
 
 def channel_of(settings: Settings) -> str:
@@ -54,8 +65,9 @@ def channel_of(settings: Settings) -> str:
 class _Line:
     text: bytes
     claim: tuple[int, int] | None
+    """(job id, attempt) of who speaks."""
     keeps: bool
-    """Lifecycle: never dropped."""
+    """Lifecycle, and the latest progress of a job: never dropped."""
     latest_of: int | None = None
     """Progress of this job: a newer one takes its place."""
 
@@ -65,10 +77,23 @@ class _Buffer:
     """What one stream has to say."""
 
     lines: deque[_Line] = field(default_factory=deque)
+    latest: dict[int, _Line] = field(default_factory=dict)
+    """Job id → its progress among the lines."""
     size: int = 0
+    loose: int = 0
+    """Bytes of lines that may be dropped."""
     dropped: int = 0
     due_at: float = 0.0
     sending: NewBatch | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.lines or self.dropped or self.sending)
+
+    @property
+    def is_full(self) -> bool:
+        """Is there enough for a batch?"""
+        return len(self.lines) >= MAX_BATCH_EVENTS or self.size >= MAX_BATCH_BYTES
 
 
 class Publisher:
@@ -80,13 +105,17 @@ class Publisher:
         self._settings = settings
         self._channel = channel_of(settings)
         self._buffers: dict[int, _Buffer] = {}
-        self._size = 0
-        self._known: dict[int, bool] = {}  # streams that have a head: does anybody watch?
+        self._loose = 0
+        # Streams that have a head: since when somebody watches (time.monotonic()); None: nobody.
+        self._known: dict[int, float | None] = {}
         self._batches = count(1)
-        self._ending: dict[int, float] = {}
+        # Two queues by due time, for one look at their beginnings must do.
+        self._ending: tuple[dict[int, float], dict[int, float]] = ({}, {})
         self._wake = asyncio.Event()
+        self._wakes_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._reported_at = float("-inf")
         self.published = 0
         self.dropped = 0
         """Lines that a full buffer lost, or that came after the end of their stream."""
@@ -95,10 +124,14 @@ class Publisher:
     def start(self) -> None:
         """Begin; again is fine."""
         if self._task is None:
+            self._stopping = False
             self._task = asyncio.create_task(self._run(), name="fanout publisher")
 
     async def stop(self, seconds: float = 2.0) -> None:
-        """Send what is left, for `seconds` at most, and end. Again is fine."""
+        """Send what is left, for `seconds` at most, and end. Again is fine.
+
+        An end that waits for other processes' lines is left to whoever watches.
+        """
         task, self._task = self._task, None
         if task is None:
             return
@@ -124,100 +157,119 @@ class Publisher:
         buffer = self._buffers.get(stream_id)
         if buffer is None:
             buffer = self._buffers[stream_id] = _Buffer()
-        if latest_of is not None and self._replace_progress(buffer, text, latest_of):
+        if latest_of is not None and (line := buffer.latest.get(latest_of)) is not None:
+            buffer.size += len(text) - len(line.text)
+            line.text, line.claim = text, claim
             return
         if not buffer.lines:
             buffer.due_at = time.monotonic() + self._pause(stream_id)
-            self._wake.set()
-        buffer.lines.append(_Line(text, claim, lifecycle, latest_of))
+        line = _Line(text, claim, lifecycle or latest_of is not None, latest_of)
+        buffer.lines.append(line)
         buffer.size += len(text)
-        self._size += len(text)
         self.published += 1
-        if len(buffer.lines) >= MAX_BATCH_EVENTS or buffer.size >= MAX_BATCH_BYTES:
+        if latest_of is not None:
+            buffer.latest[latest_of] = line
+        if not line.keeps:
+            buffer.loose += len(text)
+            self._loose += len(text)
+            if buffer.loose > MAX_STREAM_BYTES:
+                self._drop_oldest(buffer)
+            elif self._loose > MAX_BUFFER_BYTES:
+                self._drop_oldest(max(self._buffers.values(), key=lambda one: one.loose))
+        if buffer.is_full:
             buffer.due_at = 0.0
+        if buffer.due_at < self._wakes_at:
             self._wake.set()
-        if buffer.size > MAX_STREAM_BYTES or self._size > MAX_BUFFER_BYTES:
-            self._drop_oldest(buffer)
 
     def end(self, stream_ids: Collection[int]) -> None:
         """The root jobs of these streams have closed: send the end, after the last lines."""
-        due_at = time.monotonic() + END_DELAY_SECONDS
+        now = time.monotonic()
         for stream_id in stream_ids:
-            self._ending[stream_id] = due_at
-            if buffer := self._buffers.get(stream_id):
+            since = self._known.get(stream_id)
+            quick = since is not None and now - since > UNWATCHED_END_SECONDS
+            due_at = now + (WATCHED_END_SECONDS if quick else UNWATCHED_END_SECONDS)
+            self._ending[quick].setdefault(stream_id, due_at)
+            if due_at < self._wakes_at:
+                self._wake.set()
+            buffer = self._buffers.get(stream_id)
+            if buffer is not None and buffer.due_at > 0:
                 buffer.due_at = 0.0
-        self._wake.set()
+                self._wake.set()
 
     def _pause(self, stream_id: int) -> float:
         """Seconds until a first line goes out: at once where the end waits for it, seldom where
         nobody looks.
         """
-        if stream_id in self._ending:
+        if stream_id in self._ending[0] or stream_id in self._ending[1]:
             return 0.0
-        watched = self._known.get(stream_id, True)
+        watched = self._known.get(stream_id, 0.0) is not None
         return WATCHED_FLUSH_SECONDS if watched else UNWATCHED_FLUSH_SECONDS
-
-    def _replace_progress(self, buffer: _Buffer, text: bytes, job_id: int) -> bool:
-        for line in reversed(buffer.lines):
-            if line.latest_of == job_id:
-                buffer.size += len(text) - len(line.text)
-                self._size += len(text) - len(line.text)
-                line.text = text
-                return True
-        return False
 
     def _drop_oldest(self, buffer: _Buffer) -> None:
         """Make room for one batch by losing the oldest lines that may be lost."""
         kept: deque[_Line] = deque()
-        target = buffer.size - MAX_BATCH_BYTES
-        for line in buffer.lines:
-            if line.keeps or buffer.size <= target:
+        target = buffer.loose - MAX_BATCH_BYTES
+        while buffer.lines and buffer.loose > target:
+            line = buffer.lines.popleft()
+            if line.keeps:
                 kept.append(line)
             else:
                 buffer.size -= len(line.text)
-                self._size -= len(line.text)
+                buffer.loose -= len(line.text)
+                self._loose -= len(line.text)
                 buffer.dropped += 1
                 self.dropped += 1
-        buffer.lines = kept
+        buffer.lines.extendleft(reversed(kept))
+
+    # -- the loop --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         tries = 0
         while True:
             try:
                 await self._wait()
-                await self._flush()
+                await self._flush(alone=tries > TRIES)
                 await self._end_due()
                 tries = 0
             except DatabaseUnavailable as error:
                 if tries == 0:
                     _log.warning("events wait for the database: %s", error)
-                tries += 1
+                tries = min(tries + 1, TRIES)
                 if self._stopping:
                     return
-                await asyncio.sleep(random.uniform(0.5, 1) * min(5.0, 0.1 * 2.0 ** min(tries, 10)))
-            except Exception:  # noqa: BLE001 - logged; lines may be lost, the publisher not
-                _log.exception("a batch of events was lost")
-                self._forget_sending()
-            if self._stopping and not self._buffers and not self._ending:
+                await asyncio.sleep(_backoff(tries))
+            except Exception as error:  # noqa: BLE001 - reported; lines may be lost, the publisher not
+                self._report(error)
+                tries += 1
+                await asyncio.sleep(_backoff(tries))
+            if self._stopping and not self._buffers:
                 return
 
     async def _wait(self) -> None:
         """Until something is due."""
+        self._wake.clear()
         if self._stopping:
             return
-        dues = [0.0 if buffer.sending else buffer.due_at for buffer in self._buffers.values()]
-        dues += self._ending.values()
-        self._wake.clear()
-        pause = min(dues) - time.monotonic() if dues else None
-        if pause is not None and pause <= 0:
+        due_at = min(
+            (0.0 if buffer.sending else buffer.due_at for buffer in self._buffers.values()),
+            default=float("inf"),
+        )
+        for ending in self._ending:
+            if ending:
+                due_at = min(due_at, next(iter(ending.values())))
+        pause = due_at - time.monotonic()
+        if pause <= 0:
             return
+        self._wakes_at = due_at
         try:
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(None if due_at == float("inf") else pause):
                 await self._wake.wait()
         except TimeoutError:
             pass
+        finally:
+            self._wakes_at = float("-inf")
 
-    async def _flush(self) -> None:
+    async def _flush(self, *, alone: bool) -> None:
         now = time.monotonic()
         due = [
             stream_id
@@ -227,6 +279,19 @@ class Publisher:
         if not due:
             return
         batches = [self._batch(stream_id) for stream_id in due]
+        if not alone:
+            await self._send(batches)
+            return
+        for batch in batches:  # the others must not be lost with the one that is refused
+            try:
+                await self._send([batch])
+            except DatabaseUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - reported, and this batch is given up
+                self._report(error)
+                self._sent(batch, None)
+
+    async def _send(self, batches: Sequence[NewBatch]) -> None:
         await self._know([batch.stream_id for batch in batches])
         appended = {
             done.stream_id: done for done in await self._store.append(batches, self._writer)
@@ -236,16 +301,14 @@ class Publisher:
             done = appended.get(batch.stream_id)
             self._sent(batch, done)
             if done is not None and done.watched:
-                hints.append(
-                    envelope(
-                        batch.stream_id,
-                        done.generation,
-                        done.first_number,
-                        batch.count,
-                        batch.body,
-                        late=done.late,
-                        inline=self._settings.inline_events,
-                    )
+                hints += envelopes(
+                    batch.stream_id,
+                    done.generation,
+                    done.first_number,
+                    batch.count,
+                    batch.body,
+                    late=done.late,
+                    inline=self._settings.inline_events,
                 )
         await self._hint(hints)
 
@@ -255,21 +318,32 @@ class Publisher:
         if buffer.sending is not None:
             return buffer.sending
         texts: list[bytes] = []
-        claims: set[tuple[int, int]] = set()
+        claims: dict[int, int] = {}
         size = 0
         if buffer.dropped:
             texts.append(dropped_event(buffer.dropped))
             buffer.dropped = 0
         while buffer.lines and len(texts) < MAX_BATCH_EVENTS and size < MAX_BATCH_BYTES:
-            line = buffer.lines.popleft()
+            line = buffer.lines[0]
+            if line.claim is not None:
+                job_id, attempt = line.claim
+                if claims.setdefault(job_id, attempt) != attempt:
+                    break  # a batch says of jobs, not of lines, which came late
+            buffer.lines.popleft()
             texts.append(line.text)
             size += len(line.text)
-            if line.claim is not None:
-                claims.add(line.claim)
+            if line.latest_of is not None:
+                del buffer.latest[line.latest_of]
+            if not line.keeps:
+                buffer.loose -= len(line.text)
+                self._loose -= len(line.text)
         buffer.size -= size
-        self._size -= size
         buffer.sending = NewBatch(
-            stream_id, len(texts), b"\n".join(texts), next(self._batches), frozenset(claims)
+            stream_id,
+            len(texts),
+            b"\n".join(texts),
+            next(self._batches),
+            frozenset(claims.items()),
         )
         return buffer.sending
 
@@ -278,42 +352,53 @@ class Publisher:
         buffer.sending = None
         if done is None:  # the stream has ended: nobody can be told
             self.dropped += batch.count
-        else:
-            self._known[batch.stream_id] = done.watched
-        if not buffer.lines:
+        elif not done.watched:
+            self._known[batch.stream_id] = None
+        elif self._known.get(batch.stream_id) is None:
+            self._known[batch.stream_id] = time.monotonic()
+        if buffer.is_empty:
             del self._buffers[batch.stream_id]
             return
-        full = len(buffer.lines) >= MAX_BATCH_EVENTS or buffer.size >= MAX_BATCH_BYTES
-        buffer.due_at = time.monotonic() + (0.0 if full else self._pause(batch.stream_id))
+        buffer.due_at = time.monotonic() + self._pause(batch.stream_id)
+        if buffer.is_full:
+            buffer.due_at = 0.0
 
     async def _know(self, stream_ids: Collection[int]) -> None:
         new = [stream_id for stream_id in stream_ids if stream_id not in self._known]
         if not new:
             return
         await self._store.open_streams(new)
+        now = time.monotonic()
         for stream_id in new:
-            self._known[stream_id] = True
+            self._known[stream_id] = now
         while len(self._known) > KNOWN_STREAMS:
             del self._known[next(iter(self._known))]
 
     async def _end_due(self) -> None:
         now = time.monotonic()
-        due = [
-            stream_id
-            for stream_id, due_at in self._ending.items()
-            if (due_at <= now or self._stopping) and stream_id not in self._buffers
-        ]
+        due: list[int] = []
+        for ending in self._ending:
+            for stream_id, due_at in ending.items():
+                if due_at > now or len(due) >= MAX_ENDS_A_FLUSH:
+                    break
+                if stream_id not in self._buffers or now - due_at > LONGEST_END_SECONDS:
+                    due.append(stream_id)
         if not due:
             return
-        ended = await self._store.end_streams(
-            [(stream_id, next(self._batches)) for stream_id in due], self._writer
-        )
-        for stream_id in due:
-            self._ending.pop(stream_id, None)
-            self._known.pop(stream_id, None)
-        await self._hint(
-            [
-                envelope(
+        try:
+            ended = await self._store.end_streams(
+                [(stream_id, next(self._batches)) for stream_id in sorted(set(due))], self._writer
+            )
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            self._forget(due)  # whoever watches will end them
+            raise
+        self._forget(due)
+        hints: list[str] = []
+        for done in ended:
+            if done.watched:
+                hints += envelopes(
                     done.stream_id,
                     done.generation,
                     done.first_number,
@@ -322,10 +407,13 @@ class Publisher:
                     closed=True,
                     inline=self._settings.inline_events,
                 )
-                for done in ended
-                if done.watched
-            ]
-        )
+        await self._hint(hints)
+
+    def _forget(self, stream_ids: Collection[int]) -> None:
+        for stream_id in stream_ids:
+            self._ending[0].pop(stream_id, None)
+            self._ending[1].pop(stream_id, None)
+            self._known.pop(stream_id, None)
 
     async def _hint(self, payloads: list[str]) -> None:
         """Lost hints are healed by the watchers, who compare heads every few seconds."""
@@ -337,10 +425,12 @@ class Publisher:
             self.hints_dropped += len(payloads)
             _log.debug("hints were not sent: %s", error)
 
-    def _forget_sending(self) -> None:
-        for stream_id, buffer in list(self._buffers.items()):
-            if buffer.sending is not None:
-                self.dropped += buffer.sending.count
-                buffer.sending = None
-                if not buffer.lines:
-                    del self._buffers[stream_id]
+    def _report(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= SECONDS_BETWEEN_REPORTS:
+            self._reported_at = now
+            _log.error("events cannot be stored: %s", described(error), exc_info=error)
+
+
+def _backoff(tries: int) -> float:
+    return random.uniform(0.5, 1) * min(5.0, 0.1 * 2.0 ** min(tries, 10))

@@ -7,10 +7,12 @@ async for event in subscription.events(): ...
 
 from __future__ import annotations
 
+from fanout.events import Event
+
 from .cursor import Cursor, parse_cursor, parse_cursors
 from .relay import Relay
 from .settings import RelaySettings
-from .subscription import Event, Subscription
+from .subscription import Subscription
 
 __all__ = [
     "Cursor",

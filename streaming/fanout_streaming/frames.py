@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fanout.events import shortened
+from fanout.events import as_reopened, as_told
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["Entry", "bye", "entry", "event_frame", "retry_frame"]
 
@@ -21,40 +24,49 @@ NAMES: Final = {
     "retry": b"retry",
     "dropped": b"dropped",
     "end": b"end",
+    "reopened": b"reopened",
 }
 
 
 class Entry:
     """One event of a stream, encoded once a process and shared by all its readers."""
 
-    __slots__ = ("frame", "job_id", "number", "raw", "rest", "type")
+    __slots__ = ("_data_at", "_rest_at", "frame", "job_id", "number", "type")
 
-    def __init__(self, number: int, generation: int, event: dict[str, Any], raw: bytes) -> None:
+    def __init__(self, number: int, generation: int, kind: str, job_id: object, raw: bytes) -> None:
         self.number = number
-        self.type: str = str(event.get("type", "log"))
-        self.job_id = event.get("job")
-        self.raw = raw
-        self.rest = b"event: %s\ndata: %s\n\n" % (NAMES.get(self.type, b"log"), raw)
-        self.frame = b"id: %d.%d\n%s" % (generation, number, self.rest)
+        self.type = kind if kind in NAMES else "log"
+        self.job_id = job_id
+        identity = b"id: %d.%d\n" % (generation, number)
+        name = b"event: %s\ndata: " % NAMES[self.type]
+        self.frame = b"%s%s%s\n\n" % (identity, name, raw)
+        self._rest_at = len(identity)
+        self._data_at = len(identity) + len(name)
+
+    @property
+    def raw(self) -> bytes:
+        """The event's JSON."""
+        return self.frame[self._data_at : -2]
+
+    @property
+    def rest(self) -> bytes:
+        """The frame without its id."""
+        return self.frame[self._rest_at :]
 
     @property
     def size(self) -> int:
         """Bytes that it holds, roughly."""
-        return 2 * len(self.frame) + 200
+        return len(self.frame) + 200
+
+    def reopened(self, generation: int) -> Entry:
+        """What to say in the place of an end that others follow: a client would leave at an end."""
+        return Entry(self.number, generation, "reopened", self.job_id, as_reopened(self.raw))
 
 
-def entry(
-    number: int, generation: int, line: bytes, *, late: frozenset[int] = frozenset()
-) -> Entry:
-    """An entry from a stored line; a long message is cut, and marked `truncated` with its full
-    length.
-    """
-    event: dict[str, Any] = json.loads(line)
-    if late and event.get("job") in late:
-        event["late"] = True
-        line = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-    short = shortened(line)
-    return Entry(number, generation, event, short)
+def entry(number: int, generation: int, line: bytes, late: Collection[int] = ()) -> Entry:
+    """An entry from a stored line, as watchers get it."""
+    event, raw = as_told(line, late)
+    return Entry(number, generation, str(event.get("type", "log")), event.get("job"), raw)
 
 
 def event_frame(name: str, data: Any, identity: str | None = None) -> bytes:

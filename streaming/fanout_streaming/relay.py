@@ -9,37 +9,44 @@ readers on them.
 A stream ends with its `end` event, which the database writes when the root job has ended; readers
 get it, and leave. The table is the truth. Where LISTEN does not work the relay reads it once a
 second: slower, not broken.
+
+Everything here runs in one event loop, so what stands between two awaits is atomic. What was read
+before an await may be old after it: a hint may have come.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from dataclasses import asdict
+from collections import OrderedDict
+from dataclasses import asdict, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
-from fanout.errors import JobNotFound, UsageError
+from fanout.errors import DatabaseUnavailable, JobNotFound, UsageError
 from fanout.event_store import StreamHead
+from fanout.events import lines_of, readable
 from fanout.loop import Loop
 
 from .cursor import parse_cursor
 from .frames import Entry, entry, event_frame
+from .hints import parsed
 from .listener import Listener
 from .settings import RelaySettings
 from .subscription import Place, Subscription
-from .topic import Topic
+from .topic import CHUNK_BYTES, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from fanout import Engine, Progress
     from fanout.event_store import StoredBatch
 
+    from .cursor import Cursor
+    from .hints import Hint
     from .subscription import Format
 
 __all__ = ["Relay"]
@@ -47,11 +54,17 @@ __all__ = ["Relay"]
 _log = logging.getLogger("fanout.relay")
 
 MAX_STREAMS: Final = 32
-CATCH_UP_BATCHES: Final = 16
+CATCH_UP_BYTES: Final = 256 << 10
 RING_EVENTS: Final = 2000
 """Of a longer gap only the newest events are taken into the ring; who is behind reads the table."""
-MAX_HINT_BYTES: Final = 8000
-MAX_HINT_EVENTS: Final = 10_000
+QUIET_SECONDS: Final = 0.05
+"""Between two looks of which the first found nothing: hints may be forged, and many."""
+KEPT_REPLAYS: Final = 32
+"""Pages of the table that were read last: readers who come back at once ask for the same."""
+DETAILS_A_ROUND: Final = 8
+"""Jobs of which one round reads why nothing moves: a query each."""
+PROGRESS_SECONDS: Final = 2.0
+"""Between two frames of progress that tell no new count, only another rate."""
 
 
 class Relay:
@@ -62,24 +75,33 @@ class Relay:
         self._engine = engine
         self._topics: dict[int, Topic] = {}
         self._opening: dict[int, asyncio.Lock] = {}
+        self._missed: set[int] = set()
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._ring_bytes = 0
         self._replays = asyncio.Semaphore(self.settings.replays)
+        self._pages: OrderedDict[tuple[int, int, int], asyncio.Task[list[Entry]]] = OrderedDict()
         self._writer = uuid4()
         self._batches = count(1)
         self._readers: set[Subscription] = set()
         self._is_draining = False
+        self._drained = asyncio.Event()
         self._details: dict[int, tuple[float, Progress]] = {}
+        self._round = 0
+        self._counting = asyncio.Lock()
         self._listener: Listener | None = None
+        self._sweeps = Loop("relay sweep", self._sweep, self.settings.poll_interval, jitter=0.1)
+        self._watches = Loop("relay watch", self._say_watched, self.settings.watch_seconds / 3)
         self._loops = [
-            Loop("relay sweep", self._sweep, self.settings.poll_interval, jitter=0.1),
+            self._sweeps,
             Loop(
                 "relay progress", self._read_progress, self.settings.progress_interval, jitter=0.1
             ),
             Loop("relay tick", self._tick, 1.0, jitter=0),
-            Loop("relay watch", self._say_watched, self.settings.watch_seconds / 3),
+            self._watches,
         ]
         self._swept_at = 0.0
+        self._is_in_doubt = True
+        """Were hints missed, perhaps?"""
         self.hints = 0
         self.garbage = 0
         """Notifications that are none of ours, or broken."""
@@ -91,6 +113,8 @@ class Relay:
 
     async def start(self) -> None:
         """Begin; again is fine. LISTEN begins with the first reader."""
+        self._is_draining = False
+        self._drained.clear()
         for loop in self._loops:
             loop.start()
 
@@ -99,11 +123,13 @@ class Relay:
         self.drain()
         for loop in self._loops:
             await loop.stop()
-        for task in list(self._catching_up.values()):
+        tasks: list[asyncio.Task[Any]] = [*self._catching_up.values(), *self._pages.values()]
+        for task in tasks:
             task.cancel()
-        if self._listener is not None:
-            await self._listener.stop()
-            self._listener = None
+        if tasks:
+            await asyncio.wait(tasks)
+        self._pages.clear()
+        await self._stop_listening()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -120,6 +146,7 @@ class Relay:
     def drain(self) -> None:
         """This process stops: every reader gets a goodbye, and new ones get nothing else."""
         self._is_draining = True
+        self._drained.set()
         for reader in self._readers:
             reader.drain()
 
@@ -146,26 +173,42 @@ class Relay:
         """
         if not 1 <= len(streams) <= MAX_STREAMS:
             raise UsageError("streams", f"are {len(streams)}", f"Give 1 to {MAX_STREAMS} root jobs")
-        topics = [await self._topic(stream_id) for stream_id in streams]
-        # Joined before the cursor is compared with the head: what comes from now on wakes this
-        # reader.
-        places = [
-            Place(
-                topic,
-                parse_cursor(text) if text else None,
-                text,
-                (only_jobs or {}).get(topic.stream_id),
-            )
-            for topic, text in zip(topics, streams.values(), strict=True)
-        ]
-        subscription = Subscription(self, places, progress=progress, encoding=format)
+        cursors = {stream: parse_cursor(text) if text else None for stream, text in streams.items()}
+        topics: list[Topic] = []
+        try:
+            for stream_id, cursor in cursors.items():
+                topic = await self._held_topic(stream_id)
+                topics.append(topic)
+                await self._reach(topic, cursor)
+            # From here on nothing is awaited: a reader that compares its cursor with the head, and
+            # then joins, would miss what comes between.
+            places = [
+                Place(
+                    topic,
+                    cursors[topic.stream_id],
+                    streams[topic.stream_id],
+                    (only_jobs or {}).get(topic.stream_id),
+                    self._round,
+                )
+                for topic in topics
+            ]
+            subscription = Subscription(self, places, progress=progress, encoding=format)
+            self._join(subscription, topics, progress=progress)
+        finally:
+            for topic in topics:
+                topic.holds -= 1
+        return subscription
+
+    def _join(self, subscription: Subscription, topics: list[Topic], *, progress: bool) -> None:
         self._readers.add(subscription)
         for topic in topics:
+            if not topic.readers:
+                self._watches.nudge()
             topic.readers.add(subscription)
             topic.wants_progress += progress
+            topic.newcomer_round = self._round
         if self._is_draining:
             subscription.drain()
-        return subscription
 
     def leave(self, subscription: Subscription, topics: list[Topic], *, progress: bool) -> None:
         """Called by a subscription that is closed."""
@@ -175,31 +218,68 @@ class Relay:
             topic.wants_progress -= progress
             topic.idle_since = time.monotonic()
 
-    async def _topic(self, stream_id: int) -> Topic:
-        """The topic of a stream; made, and LISTENed for, before its head is read."""
-        lock = self._opening.setdefault(stream_id, asyncio.Lock())
-        try:
+    async def _held_topic(self, stream_id: int) -> Topic:
+        """The topic of a stream, which stays until the caller lets it go (`holds -= 1`)."""
+        topic = self._topics.get(stream_id)
+        was_there = topic is not None
+        if topic is None:
+            lock = self._opening.setdefault(stream_id, asyncio.Lock())
             async with lock:
-                topic = self._topics.get(stream_id)
-                if topic is not None:
-                    topic.idle_since = time.monotonic()
-                    return topic
-                job = await self._engine.store.job(stream_id)
-                if job.parent_id is not None:
-                    raise JobNotFound(stream_id)
-                await self._engine.events.open_streams([stream_id])
-                await self._engine.events.watch([stream_id], self.settings.watch_seconds)
-                self._listen()
-                heads = await self._engine.events.heads([stream_id])
-                topic = Topic(heads.get(stream_id, StreamHead(stream_id, 1, 1, 0, closed=False)))
-                self._topics[stream_id] = topic
-                return topic
+                topic = self._topics.get(stream_id) or await self._open(stream_id)
+        topic.holds += 1
+        try:
+            if was_there and topic.closed:
+                await self._refresh(topic)  # perhaps its job was opened again
+        except BaseException:
+            topic.holds -= 1
+            raise
+        return topic
+
+    async def _open(self, stream_id: int) -> Topic:
+        """Make a topic. It is LISTENed for before its head is read, or soon caught up."""
+        try:
+            job = await self._engine.store.job(stream_id)
+            if job.parent_id is not None:
+                raise JobNotFound(stream_id)
+            await self._engine.events.open_streams([stream_id])
+            await self._engine.events.watch([stream_id], self.settings.watch_seconds)
+            self._listen()
+            self._missed.discard(stream_id)
+            heads = await self._engine.events.heads([stream_id])
         finally:
-            if not lock.locked():
-                self._opening.pop(stream_id, None)
+            self._opening.pop(stream_id, None)
+        topic = self._topics.get(stream_id)
+        if topic is None:
+            topic = Topic(heads.get(stream_id) or StreamHead(stream_id, 1, 1, 0, closed=False))
+            self._topics[stream_id] = topic
+            self._listen()  # a sweep that saw no topic may have ended it
+            if stream_id in self._missed:
+                self._catch_up(topic)
+        self._missed.discard(stream_id)
+        return topic
+
+    async def _reach(self, topic: Topic, cursor: Cursor | None) -> None:
+        """See that this process is as far as a reader who comes from another one."""
+        if cursor is not None and (
+            cursor.generation > topic.generation
+            or (cursor.generation == topic.generation and cursor.number > topic.last)
+        ):
+            await self._refresh(topic)
+
+    async def _refresh(self, topic: Topic) -> None:
+        """Be as far as the table was when this was called. Raises DatabaseUnavailable."""
+        topic.quiet_until = 0.0
+        self._catch_up(topic)
+        task = self._catching_up.get(topic.stream_id)
+        if task is not None:
+            await asyncio.wait([task])  # many may wait for it: who leaves must not cancel it
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    # -- listening -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        if self._listener is None:
+        if self._listener is None and not self._is_draining:
             self._listener = Listener(
                 self._engine.dsn,
                 self._engine.settings,
@@ -209,49 +289,61 @@ class Relay:
             )
             self._listener.start()
 
-    # -- hints -----------------------------------------------------------------------------------
+    async def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.stop()
 
     def _on_connected(self) -> None:
         """Hints may have been missed."""
-        self._swept_at = 0.0
-        self._loops[0].nudge()
+        self._is_in_doubt = True
+        self._sweeps.nudge()
 
     def _on_hint(self, payload: str) -> None:
         """A payload is anybody's: any role may send one.
 
         It is a hint, checked, and counted if it is not ours.
         """
-        hint = _parsed(payload)
+        hint = parsed(payload)
         if hint is None:
             self.garbage += 1
             return
         self.hints += 1
         topic = self._topics.get(hint.stream_id)
-        if topic is None or (hint.generation == topic.generation and hint.last <= topic.last):
-            return
-        contiguous = hint.generation == topic.generation and hint.first == topic.last + 1
-        if contiguous and hint.events:
-            self._take_inline(topic, hint)
+        if topic is None:
+            if hint.stream_id in self._opening:
+                self._missed.add(hint.stream_id)
             return
         if hint.generation == topic.generation:
+            if hint.last <= topic.last:
+                return
+            inline = hint.lines and self._engine.settings.inline_events
+            if hint.first == topic.last + 1 and inline:
+                self._take_inline(topic, hint)
+                return
             topic.known_last = max(topic.known_last, hint.last)
         self._catch_up(topic)
 
     def _take_inline(self, topic: Topic, hint: Hint) -> None:
-        try:
-            made = [
-                entry(hint.first + n, topic.generation, line, late=hint.late)
-                for n, line in enumerate(hint.events)
-            ]
-        except (ValueError, AttributeError, UnicodeError, RecursionError):
+        if any(readable(line) is None for line in hint.lines):
             self.garbage += 1
             self._catch_up(topic)
-        else:
-            self._append(topic, made)
+            return
+        self._append(
+            topic,
+            [
+                entry(number, topic.generation, line)
+                for number, line in enumerate(hint.lines, hint.first)
+            ],
+        )
 
     def _append(self, topic: Topic, entries: list[Entry]) -> None:
+        if not entries:
+            return
         for one in entries:
             self._ring_bytes += topic.append(one)
+        if self._topics.get(topic.stream_id) is not topic:
+            self._ring_bytes -= topic.clear()
         if self._ring_bytes > self.settings.ring_budget:
             self._shrink()
         topic.wake()
@@ -268,9 +360,12 @@ class Relay:
     # -- the table -------------------------------------------------------------------------------
 
     def _catch_up(self, topic: Topic) -> None:
-        """Read what is missing, once at a time for each topic."""
+        """Read what is missing, once at a time for each topic; what is said meanwhile is looked for
+        afterwards.
+        """
+        topic.again = True
         running = self._catching_up.get(topic.stream_id)
-        if running is None or running.done():
+        if (running is None or running.done()) and not self._is_draining:
             task = asyncio.create_task(self._caught_up(topic), name="fanout catch-up")
             self._catching_up[topic.stream_id] = task
             task.add_done_callback(lambda done: self._after_catch_up(topic, done))
@@ -282,77 +377,114 @@ class Relay:
             _log.debug("a catch-up failed, the sweep tries again: %s", error)
 
     async def _caught_up(self, topic: Topic) -> None:
-        self.catch_ups += 1
-        while True:
-            head = (await self._engine.events.heads([topic.stream_id])).get(topic.stream_id)
+        while topic.again:
+            pause = topic.quiet_until - time.monotonic()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            topic.again = False
+            self.catch_ups += 1
+            before = topic.generation, topic.last, topic.closed
+            heads = await self._engine.events.heads([topic.stream_id])
+            head = heads.get(topic.stream_id)
             if head is None:
                 return
-            if not await self._agree(topic, head):
-                return
-            if head.last_number <= topic.last:
-                topic.closed = head.closed or topic.closed
-                topic.wake()
-                return
+            if head.generation == before[0] and head.last_number >= before[1]:
+                await self._follow(topic, head)
+            else:
+                await self._turn(topic, head)
+            if topic.last < head.last_number or topic.generation != head.generation:
+                topic.again = True
+            elif before == (topic.generation, topic.last, topic.closed):
+                topic.quiet_until = time.monotonic() + QUIET_SECONDS
+            topic.known_last = topic.last  # whatever else was said was not true
+
+    async def _follow(self, topic: Topic, head: StreamHead) -> None:
+        """The stream is the one that the topic knows, and perhaps longer."""
+        topic.first = max(topic.first, head.first_number)
+        if head.last_number > topic.last:
             await self._fill(topic, head)
+        # Of a head that is older than what hints have told meanwhile this is not true any more.
+        if head.last_number == topic.last and topic.closed != head.closed:
+            topic.closed = head.closed
+            topic.wake()
 
-    async def _agree(self, topic: Topic, head: StreamHead) -> bool:
-        """Is this the stream that the topic knows?
-
-        After a fail-over numbers may have been given out twice.
+    async def _turn(self, topic: Topic, head: StreamHead) -> None:
+        """The stream has another generation, or has lost events that this process has seen: then it
+        gets one, for their numbers are given out again.
         """
-        topic.first = head.first_number
-        if head.generation == topic.generation and head.last_number < topic.last:
+        generation = head.generation
+        if generation <= topic.generation:
             _log.error("stream %d has lost events in a fail-over", topic.stream_id)
             renewed = await self._engine.events.renew_generation(topic.stream_id, topic.generation)
-            generation = renewed if renewed is not None else head.generation + 1
-        else:
-            generation = head.generation
-        if generation != topic.generation:
-            self._ring_bytes -= topic.clear()
-            topic.generation, topic.last, topic.closed = generation, head.last_number, head.closed
-            topic.known_last = head.last_number
-            topic.wake()
-            return False
-        if not head.closed:
-            topic.closed = False  # its job was opened again
-        return True
+            if renewed is None:
+                topic.again = True  # another process was first
+                return
+            generation = renewed
+        self._ring_bytes -= topic.move_to(
+            generation, head.first_number, head.last_number, closed=head.closed
+        )
+        topic.again = True
+        topic.wake()
 
     async def _fill(self, topic: Topic, head: StreamHead) -> None:
         """Take the events above the ring, or only the newest of them if they are very many."""
-        first = topic.last + 1
-        if head.last_number - topic.last > RING_EVENTS:
-            first = head.last_number - RING_EVENTS + 1
+        first = max(topic.last + 1, head.last_number - RING_EVENTS + 1)
         batches = await self._engine.events.replay(
-            topic.stream_id, first, head.last_number, CATCH_UP_BATCHES
+            topic.stream_id, first, head.last_number, CATCH_UP_BYTES
         )
         entries = [one for one in _entries(batches, topic.generation) if one.number >= first]
         if not entries:  # pruned meanwhile
-            self._ring_bytes -= topic.clear()
-            topic.last = head.last_number
-            topic.wake()
+            if head.last_number > topic.last:
+                self._ring_bytes -= topic.move_to(
+                    topic.generation, head.last_number + 1, head.last_number, closed=head.closed
+                )
+                topic.wake()
             return
-        if entries[0].number != topic.last + 1:
-            if entries[0].number <= topic.last:  # a hint was faster
-                entries = [one for one in entries if one.number > topic.last]
-            else:
-                self._ring_bytes -= topic.clear()
+        # Hints may have been faster.
+        entries = [one for one in entries if one.number > topic.last]
+        if entries and entries[0].number != topic.last + 1:
+            self._ring_bytes -= topic.clear()
         self._append(topic, entries)
 
     async def replay(self, topic: Topic, number: int) -> list[Entry]:
-        """Entries above `number` from the table, for a reader that has fallen out of the ring."""
+        """Entries above `number` from the table, for a reader that has fallen out of the ring.
+
+        None are left when this process stops meanwhile. Raises DatabaseUnavailable.
+        """
+        key = topic.stream_id, topic.generation, number
+        task = self._pages.get(key)
+        if task is None:
+            task = asyncio.create_task(self._page(topic, number), name="fanout replay")
+            task.add_done_callback(_looked_at)
+            self._pages[key] = task
+            while len(self._pages) > KEPT_REPLAYS:
+                self._pages.popitem(last=False)
+        drained = asyncio.create_task(self._drained.wait(), name="fanout replay or drain")
+        try:
+            # Others may read the same page: who leaves must not cancel it.
+            await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+        if not task.done() or task.cancelled():
+            return []
+        if task.exception() is not None or not task.result():
+            self._pages.pop(key, None)
+        return [one for one in task.result() if one.number <= topic.last]
+
+    async def _page(self, topic: Topic, number: int) -> list[Entry]:
         async with self._replays:
-            batches = await self._engine.events.replay(topic.stream_id, number + 1, topic.last, 4)
-        return [
-            one for one in _entries(batches, topic.generation) if number < one.number <= topic.last
-        ]
+            generation = topic.generation
+            batches = await self._engine.events.replay(
+                topic.stream_id, number + 1, topic.last, CHUNK_BYTES
+            )
+        return [one for one in _entries(batches, generation) if one.number > number]
 
     async def event(self, stream_id: int, number: int) -> dict[str, Any] | None:
         """One stored event, whole; None: there is none, or it was pruned."""
-        for batch in await self._engine.events.replay(stream_id, number, number, 1):
+        for batch in await self._engine.events.replay(stream_id, number, number):
             if batch.first_number <= number < batch.first_number + batch.count:
-                line = batch.body.split(b"\n")[number - batch.first_number]
-                event: dict[str, Any] = json.loads(line)
-                return event
+                line = lines_of(batch.body, batch.count)[number - batch.first_number]
+                return readable(line)
         return None
 
     # -- loops -----------------------------------------------------------------------------------
@@ -360,68 +492,129 @@ class Relay:
     async def _sweep(self) -> None:
         """Compare the heads of all topics; forget those without readers."""
         now = time.monotonic()
-        for topic in [
-            t
-            for t in self._topics.values()
-            if not t.readers and now - t.idle_since > self.settings.linger
-        ]:
-            self._ring_bytes -= topic.clear()
-            del self._topics[topic.stream_id]
-            self._details.pop(topic.stream_id, None)
+        self._forget_idle(now)
         if not self._topics:
-            if self._listener is not None:
-                await self._listener.stop()
-                self._listener = None
+            if not self._opening:
+                await self._stop_listening()
             return
+        self._listen()
         listening = self._listener is not None and self._listener.is_listening
-        if listening and now - self._swept_at < self.settings.sweep_interval:
+        recently = now - self._swept_at < self.settings.sweep_interval
+        if listening and recently and not self._is_in_doubt:
             return
+        self._is_in_doubt = False
+        try:
+            await self._compare(listening=listening)
+        except BaseException:
+            self._is_in_doubt = True
+            raise
         self._swept_at = now
+
+    def _forget_idle(self, now: float) -> None:
+        for topic in list(self._topics.values()):
+            if (
+                not topic.readers
+                and not topic.holds
+                and topic.stream_id not in self._catching_up
+                and now - topic.idle_since > self.settings.linger
+            ):
+                self._ring_bytes -= topic.clear()
+                del self._topics[topic.stream_id]
+                self._details.pop(topic.stream_id, None)
+
+    async def _compare(self, *, listening: bool) -> None:
+        before = {topic.stream_id: topic.last for topic in self._topics.values()}
         heads = await self._engine.events.heads(self._topics)
         for topic in list(self._topics.values()):
             head = heads.get(topic.stream_id)
             if head is None:
                 continue
-            same = (topic.generation, topic.last, topic.closed) == (
-                head.generation,
-                head.last_number,
-                head.closed,
-            )
-            topic.first = head.first_number
-            if not same:
-                self.healed += listening
+            if head.generation == topic.generation:
+                topic.first = max(topic.first, head.first_number)
+            ahead = head.last_number > topic.last
+            if (
+                ahead
+                or head.generation != topic.generation
+                or head.last_number < before.get(topic.stream_id, 0)
+                or (head.last_number == topic.last and head.closed != topic.closed)
+            ):
+                self.healed += listening and ahead
                 self._catch_up(topic)
+
+    async def _tick(self) -> None:
+        now = time.monotonic()
+        for reader in self._readers:
+            reader.tick(now)
+
+    async def _say_watched(self) -> None:
+        """Workers flush watched streams at once, and others seldom."""
+        watched = [t.stream_id for t in self._topics.values() if t.readers]
+        if watched:
+            await self._engine.events.watch(watched, self.settings.watch_seconds)
+
+    # -- progress --------------------------------------------------------------------------------
 
     async def _read_progress(self) -> None:
         """Committed counters of watched jobs, one query for all; told when they changed."""
-        topics = [t for t in self._topics.values() if t.wants_progress > 0]
-        if not topics:
-            return
+        topics = [
+            t for t in self._topics.values() if t.readers and (t.wants_progress or not t.closed)
+        ]
+        if topics:
+            await self._progress_of(topics)
+
+    async def settle(self, topic: Topic, after_round: int) -> None:
+        """Have the counters of a job that has ended told as they are, by a reading after its end
+        and after this round.
+        """
+        end = topic.generation, topic.last
+        async with self._counting:
+            if topic.settled_at == end and topic.progress_round > after_round:
+                return
+            try:
+                await self._read_counters([topic])
+            except DatabaseUnavailable:
+                return
+            topic.settled_at = end
+
+    async def _progress_of(self, topics: list[Topic]) -> None:
+        async with self._counting:  # one after the other, or what is told could go back
+            await self._read_counters(topics)
+
+    async def _read_counters(self, topics: list[Topic]) -> None:
+        self._round += 1
         now = time.monotonic()
         many = await self._engine.store.progress_many([t.stream_id for t in topics])
+        details = 0
         for topic in topics:
             progress = many.get(topic.stream_id)
             if progress is None:
                 continue
-            told = self._with_reasons(topic, progress, now)
-            if told is None:
-                told = await self._engine.store.progress(topic.stream_id)
-                self._details[topic.stream_id] = (now, told)
-            frame = event_frame("progress", _said(told))
+            read_at, earlier = self._details.get(topic.stream_id, (float("-inf"), progress))
+            is_old = now - read_at > self.settings.detail_interval
+            if is_old and details < DETAILS_A_ROUND and not progress.is_closed:
+                details += 1
+                progress = await self._engine.store.progress(topic.stream_id)
+                self._details[topic.stream_id] = (now, progress)
+            elif not progress.is_closed:
+                progress = replace(progress, waits_for=earlier.waits_for)
+            self._tell(topic, progress, now)
+            await self._end_if_due(topic, progress, now)
+
+    def _tell(self, topic: Topic, progress: Progress, now: float) -> None:
+        topic.progress_round = self._round
+        said = _said(progress)
+        key = [said[name] for name in said if name not in {"rate_per_second", "eta_seconds"}]
+        if key != topic.progress_key or now - topic.progress_told_at >= PROGRESS_SECONDS:
+            frame = event_frame("progress", said)
+            topic.progress_told_at = now
             if frame != topic.progress:
-                topic.progress = frame
+                topic.progress, topic.progress_key = frame, key
                 topic.progress_version += 1
                 topic.wake()
-            await self._end_if_due(topic, told, now)
-
-    def _with_reasons(self, topic: Topic, progress: Progress, now: float) -> Progress | None:
-        """The counters with the reasons that were read lately; None: they are to be read again."""
-        if progress.is_closed:
-            return progress
-        read_at, earlier = self._details.get(topic.stream_id, (float("-inf"), progress))
-        if now - read_at > self.settings.detail_interval:
-            return None
-        return type(progress)(**{**_fields(progress), "waits_for": earlier.waits_for})
+                return
+        if 0 <= topic.newcomer_round < self._round:
+            topic.newcomer_round = -1
+            topic.wake()
 
     async def _end_if_due(self, topic: Topic, progress: Progress, now: float) -> None:
         """The backstop of the end: whoever closed the job may have died before it could say so."""
@@ -434,17 +627,6 @@ class Relay:
                 [(topic.stream_id, next(self._batches))], self._writer
             )
             self._catch_up(topic)
-
-    async def _tick(self) -> None:
-        now = time.monotonic()
-        for reader in self._readers:
-            reader.tick(now)
-
-    async def _say_watched(self) -> None:
-        """Workers flush watched streams at once, and others seldom."""
-        watched = [t.stream_id for t in self._topics.values() if t.readers]
-        if watched:
-            await self._engine.events.watch(watched, self.settings.watch_seconds)
 
     def stats(self) -> dict[str, float | None]:
         """Figures for metrics and health."""
@@ -464,50 +646,18 @@ class Relay:
         }
 
 
-class Hint(NamedTuple):
-    """A NOTIFY payload that has our shape."""
-
-    stream_id: int
-    generation: int
-    first: int
-    last: int
-    events: list[bytes]
-    """One JSON text each; empty: they are in the table."""
-    late: frozenset[int]
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Its readers may have left; asyncio would complain that nobody wants its error."""
+    if not task.cancelled():
+        task.exception()
 
 
-def _parsed(payload: str) -> Hint | None:
-    """The hint that a payload says; None: it is none of ours."""
-    try:
-        said = json.loads(payload) if len(payload) <= MAX_HINT_BYTES else {}
-        first, number = int(said["f"]), int(said["n"])
-        events = [
-            json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-            for event in said.get("b", ())
-        ]
-        hint = Hint(
-            int(said["s"]),
-            int(said["g"]),
-            first,
-            first + number - 1,
-            events if len(events) == number else [],
-            frozenset(said.get("l", ())),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return None
-    return hint if said.get("v") == 1 and first >= 1 and 1 <= number <= MAX_HINT_EVENTS else None
-
-
-def _entries(batches: list[StoredBatch], generation: int) -> list[Entry]:
+def _entries(batches: Iterable[StoredBatch], generation: int) -> list[Entry]:
     return [
-        entry(batch.first_number + n, generation, line, late=batch.late)
+        entry(number, generation, line, batch.late)
         for batch in batches
-        for n, line in enumerate(batch.body.split(b"\n"))
+        for number, line in enumerate(lines_of(batch.body, batch.count), batch.first_number)
     ]
-
-
-def _fields(progress: Progress) -> dict[str, Any]:
-    return {name: getattr(progress, name) for name in progress.__slots__}
 
 
 def _said(progress: Progress) -> dict[str, Any]:

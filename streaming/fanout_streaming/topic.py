@@ -5,8 +5,6 @@ readers.
 from __future__ import annotations
 
 import time
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,27 +13,40 @@ if TYPE_CHECKING:
     from .frames import Entry
     from .subscription import Subscription
 
-__all__ = ["Topic"]
+__all__ = ["CHUNK_BYTES", "Topic"]
 
-RING_BYTES: Final = 256 << 10
+RING_BYTES: Final = 512 << 10
+CHUNK_BYTES: Final = 64 << 10
+JOINS: Final = 16
+"""Joined chunks that are kept until the next event: readers that keep up all ask for the same."""
 
 
 class Topic:
     """A ring of entries without a gap, up to `last`. Readers below it replay from the table."""
 
     __slots__ = (
+        "_gone",
+        "_joined",
+        "_ring",
+        "again",
         "closed",
         "ended_at",
-        "entries",
         "first",
         "generation",
+        "holds",
         "idle_since",
         "known_last",
         "last",
+        "newcomer_round",
         "progress",
+        "progress_key",
+        "progress_round",
+        "progress_told_at",
         "progress_version",
+        "quiet_until",
         "readers",
         "ring_bytes",
+        "settled_at",
         "stream_id",
         "wants_progress",
     )
@@ -49,13 +60,29 @@ class Topic:
         self.known_last = head.last_number
         """The last number that anybody spoke of."""
         self.closed = head.closed
-        self.entries: deque[Entry] = deque()
+        self._ring: list[Entry] = []
+        self._gone = 0  # entries at the ring's beginning that have left it
+        self._joined: dict[int, tuple[bytes, int]] = {}
         self.ring_bytes = 0
         self.readers: set[Subscription] = set()
+        self.holds = 0
+        """Readers that are about to join."""
         self.idle_since = time.monotonic()
+        self.again = False
+        """Look once more: something was said of this stream while it was being looked at."""
+        self.quiet_until = 0.0
+        """time.monotonic() before which nobody looks again: the last look found nothing."""
         self.progress: bytes = b""
+        self.progress_key: object = None
         self.progress_version = 0
+        self.progress_round = 0
+        """The round of readings that `progress` is of."""
+        self.progress_told_at = float("-inf")
+        self.newcomer_round = -1
+        """The latest round that was under way when a reader joined."""
         self.wants_progress = 0
+        self.settled_at: tuple[int, int] | None = None
+        """Generation and number of the end at which the counters were read for the last time."""
         self.ended_at: float | None = None
         """time.monotonic() since when its job is known to have ended, while the stream has no end.
         """
@@ -63,17 +90,16 @@ class Topic:
     @property
     def ring_first(self) -> int:
         """The lowest number in the ring; one above `last` when it is empty."""
-        return self.last + 1 - len(self.entries)
+        return self.last + 1 - (len(self._ring) - self._gone)
 
     def append(self, entry: Entry) -> int:
         """Take the next event. Returns by how many bytes the ring has grown, or shrunk."""
         before = self.ring_bytes
-        self.entries.append(entry)
+        self._ring.append(entry)
         self.ring_bytes += entry.size
         self.last = entry.number
         self.known_last = max(self.known_last, entry.number)
-        if entry.type == "end":
-            self.closed = True
+        self.closed = entry.type == "end"
         self.shrink(RING_BYTES)
         return self.ring_bytes - before
 
@@ -83,25 +109,70 @@ class Topic:
         Returns the bytes that went.
         """
         gone = 0
-        while self.ring_bytes - gone > most_bytes and len(self.entries) > 1:
-            gone += self.entries.popleft().size
+        ring = self._ring
+        while self.ring_bytes - gone > most_bytes and len(ring) - self._gone > 1:
+            gone += ring[self._gone].size
+            self._gone += 1
+        if 2 * self._gone > len(ring):
+            del ring[: self._gone]
+            self._gone = 0
         self.ring_bytes -= gone
         return gone
 
     def clear(self) -> int:
         """Empty the ring. Returns the bytes that went."""
         gone, self.ring_bytes = self.ring_bytes, 0
-        self.entries.clear()
+        self._ring.clear()
+        self._gone = 0
+        self._joined.clear()
         return gone
 
-    def after(self, number: int, most: int) -> list[Entry] | None:
-        """At most `most` entries above `number`, without a gap; None: they have left the ring."""
-        start = number + 1 - self.ring_first
+    def move_to(self, generation: int, first: int, last: int, *, closed: bool) -> int:
+        """Go on elsewhere, with an empty ring. Returns the bytes that went."""
+        self.generation, self.first, self.last = generation, first, last
+        self.known_last, self.closed = last, closed
+        return self.clear()
+
+    def after(self, number: int, most_bytes: int = CHUNK_BYTES) -> list[Entry] | None:
+        """The entries above `number`, without a gap, as many as `most_bytes` hold but one at least;
+        None: they have left the ring.
+        """
+        start = number - self.ring_first + 1
         if start < 0:
             return None
-        return list(islice(self.entries, start, start + most))
+        start += self._gone
+        end = start
+        ring = self._ring
+        while end < len(ring) and (most_bytes > 0 or end == start):
+            most_bytes -= len(ring[end].frame)
+            end += 1
+        return ring[start:end]
+
+    def joined(self, number: int) -> tuple[bytes, int] | None:
+        """The frames above `number` as one chunk, and its last number; None: they have left the
+        ring.
+
+        Made once for all readers that are equally far.
+        """
+        found = self._joined.get(number)
+        if found is None:
+            entries = self.after(number)
+            if entries is None:
+                return None
+            last = entries[-1].number if entries else number
+            found = b"".join(self.as_of_now(one).frame for one in entries), last
+            if len(self._joined) < JOINS:
+                self._joined[number] = found
+        return found
+
+    def as_of_now(self, entry: Entry) -> Entry:
+        """An end is one only while nothing follows."""
+        if entry.type != "end" or (self.closed and entry.number >= self.last):
+            return entry
+        return entry.reopened(self.generation)
 
     def wake(self) -> None:
-        """Tell all readers that there is something."""
+        """Something has changed: tell all readers."""
+        self._joined.clear()
         for reader in self.readers:
             reader.wake()
