@@ -151,7 +151,13 @@ class House:
 def a_client(url: str, **options: Any) -> httpx.AsyncClient:
     """A client. Reading the certificates of the world would cost each one 50 ms."""
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False, limits=limits, **options)
+    return httpx.AsyncClient(
+        base_url=url,
+        timeout=PATIENCE,
+        verify=False,  # noqa: S501 - plain HTTP to loopback
+        limits=limits,
+        **options,
+    )
 
 
 @contextlib.asynccontextmanager
