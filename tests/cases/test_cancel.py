@@ -107,7 +107,7 @@ async def test_a_cancel_tells_what_runs_and_drops_what_it_returns(
         assert await handle.cancel()
         progress = await handle.wait(10)
         assert (progress.total, progress.cancelled, progress.completed) == (6, 6, 0)
-        await until_true(lambda: worker.running == 0 or len(calls.starts) == 5, 5)
+        await until_true(lambda: worker.running == 0 and len(calls.starts) == 5)
         assert not await handle.cancel()
     # The manager, three that ran, and the report.
     assert len([s for s in calls.starts if s[1] == 1]) == 5
