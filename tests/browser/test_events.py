@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -36,7 +37,10 @@ async def listening(opened: Opens, **options: Any) -> Page:
 
 
 async def until(page: Page, condition: str) -> None:
-    await page.wait_for_function(condition, timeout=30_000)
+    """Not Playwright's own wait: that needs eval in the page, which its CSP forbids."""
+    async with asyncio.timeout(30):
+        while not await page.evaluate(condition):
+            await asyncio.sleep(0.05)
 
 
 async def test_many_jobs_in_one_stream(opened: Opens, engine: Engine, site: Site) -> None:

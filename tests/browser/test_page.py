@@ -190,13 +190,8 @@ async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> 
     job = await engine.find("by-form")
     assert job is not None
     payload = (await job.job()).payload
-    assert payload == {
-        "papers": 3,
-        "seconds": 0,
-        "mode": "hostile",
-        "tags": ["one", "two"],
-        "options": {"pages": 12},
-    }
+    plan = Plan(papers=3, seconds=0, mode="hostile", tags=["one", "two"], options={"pages": 12})
+    assert Plan.model_validate(payload) == plan
     page = await opened("#/submit?kind=papers_batch")
     await page.get_by_label("as JSON").check()
     await page.get_by_label("Payload as JSON").fill('{"papers": "' + "x" * 2000 + '"}')
@@ -256,17 +251,17 @@ async def test_signing_in(browser: BrowserContext, engine: Engine, database: str
     try:
         page: Page = await witness.attend(await browser.new_page(), site.url)
         await page.goto(site.url + f"#/jobs/{handle.id}")
-        await page.get_by_label("Key").fill("fo_wrong")
+        await page.get_by_label("Key", exact=True).fill("fo_wrong")
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.get_by_role("alert")).to_contain_text("not known")
-        await page.get_by_label("Key").fill(key)
+        await page.get_by_label("Key", exact=True).fill(key)
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator(".counts")).to_contain_text("5 of 5")
         await expect(page.locator("#state")).to_contain_text("ended")
         assert await page.get_by_role("button", name="Retry").count() == 0
         assert key not in await page.evaluate("document.cookie + location.href + JSON.stringify(localStorage)")
         await page.get_by_role("button", name="Sign out").click()
-        await expect(page.get_by_label("Key")).to_be_visible()
+        await expect(page.get_by_label("Key", exact=True)).to_be_visible()
     finally:
         await site.stop()
     assert not witness.complaints

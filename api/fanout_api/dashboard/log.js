@@ -138,7 +138,7 @@ export function logView(job, { params, address, only = null }) {
       for await (const chunk of chunksOf(answer.body.pipeThrough(new TextDecoderStream()))) {
         const parts = (text + chunk).split("\n");
         text = parts.pop();
-        for (const part of parts.filter(Boolean)) {
+        for (const part of parts.filter((one) => one.startsWith("{"))) {
           const { id, stream, ...data } = JSON.parse(part);
           const number = parseCursor(id)?.number;
           if (number > until || some.length >= LOAD) return some;
@@ -234,7 +234,7 @@ export function logView(job, { params, address, only = null }) {
       window_(Math.min(found.length, Math.max(SHOWN, index + 100)));
       point(line);
       say();
-    }, () => {});
+    }).catch(() => say());
   }
   say();
 
