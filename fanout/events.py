@@ -52,6 +52,8 @@ MAX_PROGRESS_BYTES: Final = 1 << 10
 """Of a message beside a progress: one is kept for each job, whatever the buffer holds."""
 MAX_FIELD_BYTES: Final = 4 << 10
 MAX_EVENT_BYTES: Final = 320 << 10
+MAX_DIGITS: Final = 4000
+"""Python reads no integer of 4,300 digits: what may hold one is read before it is stored."""
 MAX_LINE_BYTES: Final = 6000
 """Of an event as watchers get it; the whole is in the table, under its number."""
 MAX_ENVELOPE_BYTES: Final = 7000
@@ -110,7 +112,7 @@ def event_text(kind: str, claim: Claim, message: str | None = None, **more: Any)
     more = {name: value for name, value in more.items() if value is not None and value != {}}
     try:
         text = encode_event(kind, claim, message, **more)
-        if len(text) <= MAX_EVENT_BYTES:
+        if len(text) <= MAX_DIGITS or (len(text) <= MAX_EVENT_BYTES and readable(text) is not None):
             return text
     except Exception:  # noqa: BLE001, S110 - values of user code: they are said in words below
         pass
@@ -176,7 +178,8 @@ def as_told(line: bytes, late: Collection[int] = ()) -> tuple[dict[str, Any], by
         line = _json(event)
     if len(line) > MAX_LINE_BYTES:
         line = _cut(event, MAX_LINE_BYTES)
-    if late and event.get("job") in late:
+    job_id = event.get("job")
+    if late and isinstance(job_id, int) and job_id in late:
         event["late"] = True
         line = line[:-1] + b',"late":true}'
     return event, line
