@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sse_starlette import EventSourceResponse
 
+from fanout import DatabaseUnavailable
+
+from .callers import authenticated
+from .problems import ApiError
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fanout_streaming import Subscription
+    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from .callers import Caller
@@ -34,12 +40,18 @@ class EventStream(EventSourceResponse):
     """Writes a subscription's chunks until it ends, or the client leaves or takes nothing."""
 
     def __init__(
-        self, subscription: Subscription, service: Service, caller: Caller, media_type: str
+        self,
+        subscription: Subscription,
+        service: Service,
+        caller: Caller,
+        request: Request,
+        media_type: str,
     ) -> None:
         super().__init__(_nothing(), headers=HEADERS, media_type=media_type, ping=0)
         self._subscription = subscription
         self._service = service
         self._caller = caller
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Never ends without closing the subscription, not even before it began."""
@@ -57,7 +69,7 @@ class EventStream(EventSourceResponse):
             return
         writing = asyncio.current_task()
         assert writing is not None  # noqa: S101 - the server runs every request in a task
-        leaving = _Leaving(receive, writing)
+        leaving = _Leaving(receive, writing, self._may_still, self._service)
         try:
             await send(start)
             async for chunk in self._subscription.chunks():
@@ -76,19 +88,43 @@ class EventStream(EventSourceResponse):
         finally:
             await leaving.stop()
 
+    async def _may_still(self) -> bool:
+        """Is the caller still the caller? An outage of the database is no answer to that."""
+        try:
+            caller = await authenticated(self._service.authenticate, self._request)
+        except ApiError:
+            return False
+        except DatabaseUnavailable:
+            return True
+        return caller == self._caller
+
 
 class _Leaving:
-    """Waits for the client to leave, and then ends the task that writes to it."""
+    """Waits for the client to leave, or to lose its key; then ends the task that writes to it."""
 
-    def __init__(self, receive: Receive, writing: asyncio.Task[Any]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        writing: asyncio.Task[Any],
+        may_still: Callable[[], Awaitable[bool]],
+        service: Service,
+    ) -> None:
         self.has_left = False
         self._receive = receive
         self._writing = writing
+        self._may_still = may_still
+        self._seconds = service.settings.recheck_seconds if service.auth != "none" else None
         self._task = asyncio.create_task(self._wait(), name="fanout stream")
 
     async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    if (await self._receive())["type"] == "http.disconnect":
+                        break
+            except TimeoutError:
+                if not await self._may_still():
+                    break
         self.has_left = True
         self._writing.cancel()
 

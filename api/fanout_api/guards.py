@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -135,16 +136,22 @@ class Hosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses, or passes on."""
-        if scope["type"] == "http" and not self._is_ours(Headers(scope=scope).getlist("host")):
+        if scope["type"] == "http" and not self._is_ours(scope):
             self._say()
             await Response(status_code=421)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _is_ours(self, given: list[str]) -> bool:
+    def _is_ours(self, scope: Scope) -> bool:
         if "*" in self._names:
             return True
-        return len(given) == 1 and _host_of(given[0]) in self._names
+        given = Headers(scope=scope).getlist("host")
+        if len(given) != 1:
+            return False
+        # The address itself is no name that could be rebound; probes of a cluster use it.
+        address = str((scope.get("server") or ("",))[0])
+        own = f"[{address}]" if ":" in address else address
+        return _host_of(given[0]) in (self._names | ({own} if _is_address(address) else set()))
 
     def _say(self) -> None:
         if not self._said:
@@ -153,6 +160,13 @@ class Hosts:
                 "a request for another host was refused; ours are %s (FANOUT_API_ALLOWED_HOSTS)",
                 ", ".join(sorted(self._names)),
             )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
 
 
 def _host_of(given: str) -> str:

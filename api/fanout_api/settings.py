@@ -49,6 +49,13 @@ class ApiSettings(BaseSettings):
     session_seconds: Seconds = Field(
         12 * 3600, description="Seconds that a browser stays logged in."
     )
+    https: bool = Field(
+        default=False,
+        description="Browsers reach this over HTTPS that ends at a proxy: cookies are Secure.",
+    )
+    recheck_seconds: Seconds = Field(
+        300, description="Seconds after which an open stream's key is looked at again."
+    )
     max_streams: int = Field(20_000, ge=1, description="Streams that are open at once, in all.")
     streams_per_caller: int = Field(
         1000, ge=1, description="Streams that one key may have open at once in this process."

@@ -17,7 +17,6 @@ from .database import Schema, checked
 from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs
-from .output import console
 from .serving import _loop_factory
 from .supervisor import Supervisor
 from .worker import Fleet
@@ -89,8 +88,9 @@ class _Everything:
         self._web = web
         self._sockets = sockets
         self._address = address
+        self._worked = asyncio.Event()
         self._supervisor = Supervisor(
-            fleet.processes, fleet.command, fleet.environment(), self._ready
+            fleet.processes, fleet.command, fleet.environment(), self._worked.set
         )
         self._is_stopping = False
 
@@ -100,15 +100,20 @@ class _Everything:
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.create_task(self._web.serve(self._sockets))
         working = asyncio.create_task(self._supervisor.run())
+        saying = asyncio.create_task(self._say_ready())
         await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
+        saying.cancel()
         self._supervisor.stop()
         code = await working
         self._web.stop()
         await serving
         return Exit.FINE if self._is_stopping and code in (0, Exit.INTERRUPTED) else code
 
-    def _ready(self) -> None:
-        console.print(f"ready {self._address}", markup=False)
+    async def _say_ready(self) -> None:
+        await self._worked.wait()
+        while not self._web.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        print(f"ready {self._address}", flush=True)  # noqa: T201 - for whoever started it
 
     def _on_signal(self) -> None:
         if self._is_stopping:

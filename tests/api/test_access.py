@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from fanout_api import Caller
 from fanout_api.callers import anonymous
@@ -232,6 +234,26 @@ async def test_a_stream_takes_the_scope_and_the_tenant_too(guarded: Guarded) -> 
         async with browser.stream("GET", f"/v1/jobs/{guarded.job_id}/events") as stream:
             assert stream.status_code == 200
             assert (await anext(frames(stream))).name == "hello"
+
+
+async def test_a_stream_ends_with_its_key(database: str) -> None:
+    """An open stream of a key that is revoked is cut at the next look, and cannot come back."""
+    async with house(database, auth_kind="key", recheck_seconds=0.1) as it:
+        access = Access(it.engine.store)
+        _, text = await access.add_key("short", [Scope.READ])
+        handle = await it.engine.submit("single", 1)
+        headers = {"Authorization": f"Bearer {text}"}
+        path = f"/v1/jobs/{handle.id}/events"
+        async with it.client.stream("GET", path, headers=headers) as stream:
+            reading = frames(stream)
+            assert (await anext(reading)).name == "hello"
+            await asyncio.sleep(0.5)
+            assert it.service.streams.total() == 1, "looked at several times, and good"
+            await access.revoke_key("short")
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                async with asyncio.timeout(10):
+                    _ = [frame async for frame in reading]
+        assert (await it.client.get(path, headers=headers)).status_code == 401
 
 
 async def test_an_own_way_to_tell_who_asks(database: str) -> None:

@@ -77,7 +77,7 @@ async def test_another_name_is_turned_away_everywhere(
         ("localhost:", 421),
         ("localhost:x", 421),
         ("[::2]", 421),
-        ("127.0.0.2", 421),
+        ("127.0.0.2", 421),  # an address, but not the one that was reached
         ("", 421),
     ],
 )
@@ -88,6 +88,15 @@ async def test_our_own_names_pass(shared: House, host: str, status: int) -> None
         f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(),
     )
     assert answer.startswith(f"HTTP/1.1 {status}".encode())
+
+
+async def test_the_address_itself_is_no_name(database: str) -> None:
+    """A probe in a cluster asks by address; a name cannot be rebound to look like one."""
+    async with house(database, allowed_hosts="jobs.example.com") as it:
+        assert (await it.client.get("/healthz")).status_code == 200
+        for host, status in (("jobs.example.com", 200), ("localhost", 421), ("10.0.0.1", 421)):
+            answer = await it.client.get("/healthz", headers={"Host": host})
+            assert answer.status_code == status
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: evil.example\r\n"])

@@ -19,6 +19,7 @@ from fanout_api.serving import bound_sockets
 from fanout import Engine
 from tests.api.harness import a_client, frames
 from tests.cli.harness import APP, command, finished, program, spawned
+from tests.engine.running import until
 
 
 @contextlib.asynccontextmanager
@@ -156,8 +157,11 @@ async def test_up_runs_everything_and_one_signal_ends_it(database: str) -> None:
     try:
         url = await ready(process)
         async with a_client(url) as client:
-            workers = (await client.get("/v1/workers")).json()["workers"]
-            assert len(workers) == 1
+
+            async def are_there() -> bool:
+                return len((await client.get("/v1/workers")).json()["workers"]) == 1
+
+            await until(are_there)
             kind = (await client.get("/v1/kinds")).json()["kinds"][0]["name"]
             made = await client.post("/v1/jobs", json={"kind": kind})
             assert made.status_code in (201, 422)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from typing import Any
+
 from starlette.responses import Response
 
 from fanout.access import Access
@@ -34,7 +35,7 @@ async def log_in(call: Call[NoQuery, SessionBody]) -> Response:
     if text is None:
         raise Unauthenticated
     response = Response(status_code=204)
-    _set(response, call.request, text, int(seconds))
+    _set(response, call, text, int(seconds))
     return response
 
 
@@ -45,11 +46,12 @@ async def log_out(call: Call[NoQuery, Nothing]) -> Response:
     if text is not None and call.service.auth == "key":
         await Access(call.store).close_session(text)
     response = Response(status_code=204)
-    _set(response, call.request, "", 0)
+    _set(response, call, "", 0)
     return response
 
 
-def _set(response: Response, request: Request, text: str, seconds: int) -> None:
+def _set(response: Response, call: Call[Any, Any], text: str, seconds: int) -> None:
+    request = call.request
     response.set_cookie(
         COOKIE,
         text,
@@ -58,5 +60,5 @@ def _set(response: Response, request: Request, text: str, seconds: int) -> None:
         httponly=True,
         samesite="strict",
         # Over plain HTTP, which only loopback should be, a browser would not send it back.
-        secure=request.url.scheme == "https",
+        secure=call.service.settings.https or request.url.scheme == "https",
     )

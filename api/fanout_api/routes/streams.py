@@ -7,12 +7,13 @@ not the caller's is 404, like one that never was.
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from fanout_streaming import parse_cursors
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from fanout import DatabaseUnavailable, JobNotFound, UsageError
 from fanout_api.bodies import positive
@@ -120,7 +121,8 @@ async def _opened(call: Call[Any, Nothing], form: Any, subscribe: Any) -> Respon
     if subscription.finished_at_start:
         await subscription.close()
         return Response(status_code=204, headers=HEADERS)
-    return EventStream(subscription, call.service, call.caller, SSE if form == "sse" else NDJSON)
+    media_type = SSE if form == "sse" else NDJSON
+    return EventStream(subscription, call.service, call.caller, call.request, media_type)
 
 
 def _last_id(request: Request) -> str | None:
@@ -141,4 +143,5 @@ async def event(call: Call[NoQuery, Nothing]) -> Response:
     found = await call.service.relay.event(root, number)
     if found is None:
         raise NotHere("there is no such event, or it was pruned")
-    return JSONResponse(found)
+    # In ASCII: a lone surrogate that came in by SQL is no UTF-8, but can be told.
+    return Response(json.dumps(found), media_type="application/json")
