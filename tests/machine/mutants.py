@@ -79,21 +79,12 @@ def _count_in_a_second_transaction() -> None:
 
 
 def _all_depths_at_once() -> None:
-    async def finish(self: Store, ended: Ended, token: UUID) -> Counted:
-        items = sorted(ended, key=lambda item: item[0].id)
-        return await self._counting(
-            "finish",
-            max((claim.depth for claim, _ in items), default=0),
-            [claim.id for claim, _ in items],
-            [claim.attempt for claim, _ in items],
-            token,
-            ["completed" if isinstance(outcome, Completed) else "failed" for _, outcome in items],
-            [outcome.result if isinstance(outcome, Completed) else None for _, outcome in items],
-            [outcome.error if isinstance(outcome, Failed) else None for _, outcome in items],
-            [outcome.error_type if isinstance(outcome, Failed) else None for _, outcome in items],
-        )
+    def one_group(
+        items: list[tuple[Claim, object]], *, key: Callable[[tuple[Claim, object]], int]
+    ) -> list[tuple[int, list[tuple[Claim, object]]]]:
+        return [(max(map(key, items)), items)] if items else []
 
-    setattr(Store, "finish", finish)  # noqa: B010 -- mypy: it is a method
+    setattr(fanout.store, "groupby", one_group)  # noqa: B010 -- mypy: it is a class
 
 
 _SHOUT: Final = (
