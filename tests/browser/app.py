@@ -38,17 +38,17 @@ class Options(BaseModel):
     """How a paper is read."""
 
     language: str = "en"
-    pages: int | None = Field(None, ge=1, description="at most so many pages")
+    pages: int | None = Field(default=None, ge=1, description="at most so many pages")
 
 
 class Plan(BaseModel):
     """A batch of papers."""
 
-    papers: int = Field(20, ge=0, le=100_000, description="how many")
-    seconds: float = Field(0.2, ge=0, description="each takes about so long")
-    fail_every: int = Field(0, ge=0, description="one of so many fails; 0: none")
+    papers: int = Field(default=20, ge=0, le=100_000, description="how many")
+    seconds: float = Field(default=0.2, ge=0, description="each takes about so long")
+    fail_every: int = Field(default=0, ge=0, description="one of so many fails; 0: none")
     mode: Literal["plain", "hostile"] = "plain"
-    hold: bool = False
+    draft: bool = Field(default=False, description="not used: a check box for the form")
     tags: list[str] = []
     options: Options = Options()
 
@@ -103,7 +103,5 @@ def _document(plan: Plan, number: int) -> Document:
     title = f"{TITLES[number % len(TITLES)]} methods {number}"
     fails = bool(plan.fail_every) and number % plan.fail_every == plan.fail_every - 1
     key = f"paper-{number:05d}" if hostile is None else f"{number:03d} {hostile}"
-    paper = Paper(
-        number=number, title=title, seconds=plan.seconds, fails=fails, hostile=hostile
-    )
+    paper = Paper(number=number, title=title, seconds=plan.seconds, fails=fails, hostile=hostile)
     return Document(key, paper)

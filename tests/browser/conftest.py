@@ -58,9 +58,7 @@ if IS_WANTED or IS_THERE:
         return Witness()
 
     @pytest.fixture
-    async def opened(
-        browser: BrowserContext, site: Site, witness: Witness
-    ) -> AsyncIterator[Opens]:
+    async def opened(browser: BrowserContext, site: Site, witness: Witness) -> AsyncIterator[Opens]:
         """Opens a new tab at an address of the page; in the end none has complained."""
 
         async def open_tab(address: str = "#/") -> Page:

@@ -108,7 +108,7 @@ class Site:
         return f"http://localhost:{self.port}{self.prefix}/"
 
     async def start(self) -> None:
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
             [
                 sys.executable,
                 "-m",

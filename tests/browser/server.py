@@ -10,10 +10,10 @@ import contextlib
 import sys
 
 import uvicorn
+from fanout_api.app import create_app, lifespan
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from fanout_api.app import create_app, lifespan
 from tests.browser.app import build
 
 

@@ -62,7 +62,7 @@ async def _batches(engine: Engine) -> dict[str, str]:
     running = await engine.submit(
         "papers_batch", Plan(papers=200, seconds=2.5, fail_every=14), key="import-2026-11"
     )
-    failed = [child async for child in done.failures()][0]
+    failed = await anext(done.failures())
     fine = (await done.children_page(limit=1))[0]
     return {
         "batches": "#/",

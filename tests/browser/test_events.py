@@ -39,7 +39,7 @@ async def listening(opened: Opens, **options: Any) -> Page:
 async def until(page: Page, condition: str) -> None:
     """Not Playwright's own wait: that needs eval in the page, which its CSP forbids."""
     async with asyncio.timeout(30):
-        while not await page.evaluate(condition):
+        while not await page.evaluate(condition):  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.05)
 
 

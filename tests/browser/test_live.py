@@ -20,6 +20,8 @@ pytestmark = pytest.mark.browser
 
 WINDOW = 300
 """Lines that the document holds at most."""
+LOAD_SECONDS = 5
+"""Half a second where nothing else runs; without sharing the seventh tab would wait for ever."""
 
 RECORD = """
 () => {
@@ -28,7 +30,7 @@ RECORD = """
     const percent = document.querySelector(".percent")?.textContent;
     const state = document.querySelector("header.job .badge")?.textContent;
     const last = window.seen.at(-1);
-    if (percent && (last?.[0] !== percent || last?.[1] !== state)) window.seen.push([percent, state]);
+    if (percent && `${last}` !== `${[percent, state]}`) window.seen.push([percent, state]);
   };
   look();
   new MutationObserver(look).observe(document.getElementById("main"),
@@ -48,10 +50,10 @@ async def stored(site: Site, job: int) -> list[str]:
     """The ids of the events that are stored, as the API tells them to a script."""
 
     def read() -> list[str]:
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310 - our own server
             f"{site.url}v1/jobs/{job}/events", headers={"Accept": "application/x-ndjson"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             return [json.loads(line)["id"] for line in answer.read().splitlines()]
 
     return await asyncio.to_thread(read)
@@ -83,7 +85,7 @@ def check_bar(seen: list[list[str]]) -> None:
 async def test_a_batch_is_watched_from_start_to_end(
     opened: Opens, engine: Engine, site: Site
 ) -> None:
-    """The bar moves with the counters, reaches 100 only at the close, and each line is shown once."""
+    """The bar moves with the counters and is full only at the close; each line is shown once."""
     handle = await submitted(engine, papers=40, seconds=0.4, fail_every=7)
     page = await opened(f"#/jobs/{handle.id}?level=0")
     await page.evaluate(RECORD)
@@ -93,7 +95,8 @@ async def test_a_batch_is_watched_from_start_to_end(
     check_bar(await page.evaluate("seen"))
     await expect(page.locator(".counts")).to_contain_text("40 of 40")
     await expect(page.locator(".counts")).to_contain_text("5 failed")
-    await expect(page.locator(".reasons b")).to_have_text(["2", "2", "1"])
+    await expect(page.locator(".reasons b")).to_have_count(3)
+    assert sorted(await page.locator(".reasons b").all_inner_texts()) == ["1", "2", "2"]
 
 
 async def test_a_page_is_reloaded_in_mid_run(opened: Opens, engine: Engine, site: Site) -> None:
@@ -102,8 +105,9 @@ async def test_a_page_is_reloaded_in_mid_run(opened: Opens, engine: Engine, site
     page = await opened(f"#/jobs/{handle.id}")
     await expect(page.locator(".counts")).to_contain_text("completed")
     async with asyncio.timeout(30):
-        while (await handle.progress()).percent < 30:
-            await asyncio.sleep(0.05)
+        async for progress in handle.watch(0.05):
+            if progress.percent >= 30:
+                break
     await page.reload()
     await expect(page.locator(".percent")).to_be_visible()
     before = (await handle.progress()).percent
@@ -125,9 +129,9 @@ async def test_the_api_restarts_in_mid_run(opened: Opens, engine: Engine, site: 
     await expect(page.locator("#state")).to_contain_text("lost since", timeout=15_000)
     await expect(page.locator("body.stale")).to_have_count(1)
     await site.start()
-    await expect(page.locator("#state")).to_have_text(
-        "live", timeout=20_000
-    ) if not (await handle.progress()).is_closed else None
+    await expect(page.locator("#state")).to_have_text("live", timeout=20_000) if not (
+        await handle.progress()
+    ).is_closed else None
     await shown(page, handle, site)
     check_bar(await page.evaluate("seen"))
 
@@ -139,9 +143,10 @@ async def test_seven_tabs_over_plain_http(opened: Opens, engine: Engine, site: S
     for number in range(7):
         began = time.monotonic()
         page = await opened(f"#/jobs/{handle.id}")
+        await expect(page.locator(".counts")).to_be_visible()
+        assert time.monotonic() - began < LOAD_SECONDS, f"tab {number + 1}"
         await expect(page.locator("#state")).to_have_text("live", timeout=10_000)
         await expect(page.locator(".line").first).to_be_visible()
-        assert time.monotonic() - began < 8, f"tab {number + 1}"
         pages.append(page)
     await pages[0].close()  # it was the first, so it led
     for page in pages[1:]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ from playwright.async_api import BrowserContext, Page
 
 from fanout import Engine, JobHandle
 from fanout.access import Access, Scope
-from tests.browser.app import HOSTILE, Plan
+from tests.browser.app import HOSTILE, Options, Plan
 from tests.browser.conftest import Opens
 from tests.browser.driving import Site, Witness, expect
 
@@ -28,7 +27,8 @@ CONTRASTS = """
 () => {
   const channels = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
   const light = (text) => {
-    const [r, g, b] = channels(text).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = channels(text).map((v) =>
+      (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = (e) => {
@@ -59,13 +59,18 @@ async def batch(engine: Engine, key: str, **plan: Any) -> JobHandle:
 
 def test_the_page_is_small_and_stays_at_home() -> None:
     """60 KB come over the wire, and no file names another server."""
-    served = [path for path in DASHBOARD.iterdir() if path.suffix in {".html", ".css", ".js", ".svg"}]
+    served = [
+        path for path in DASHBOARD.iterdir() if path.suffix in {".html", ".css", ".js", ".svg"}
+    ]
     sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in served}
     assert sum(sizes.values()) < MOST_BYTES, sizes
     for path in served:
         found = re.findall(r"https?://[^\"'`\s)]+", path.read_text())
         assert set(found) <= {"http://www.w3.org/2000/svg"}, path
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", "".join(path.read_text() for path in served))
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(",
+        "".join(path.read_text() for path in served),
+    )
 
 
 async def test_a_first_visit_says_how_to_begin(opened: Opens) -> None:
@@ -93,7 +98,7 @@ async def test_text_of_strangers_is_text(opened: Opens, engine: Engine) -> None:
     failed = {child.error for child in children if child.error}
     reasons = await page.evaluate(TEXTS, ".reasons li > div > bdi:first-child")
     assert set(reasons) == failed
-    assert KEY.split(" ")[0] in await page.title()
+    assert KEY.split(" ", maxsplit=1)[0] in await page.title()
 
     for child in children[:9]:
         page = await opened(f"#/jobs/{child.id}")
@@ -127,7 +132,9 @@ async def test_everything_by_keyboard(opened: Opens, engine: Engine) -> None:
     cancel = page.get_by_role("button", name="Cancel", exact=True)
     await cancel.focus()
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text(re.compile(r"Cancels \d+ children that have not ended"))).to_be_visible()
+    await expect(
+        page.get_by_text(re.compile(r"Cancels \d+ children that have not ended"))
+    ).to_be_visible()
     await expect(page.get_by_role("button", name="No", exact=True)).to_be_focused()
     await page.keyboard.press("Escape")
     await expect(cancel).to_be_focused()
@@ -147,9 +154,7 @@ async def test_failures_are_retried_by_reason(opened: Opens, engine: Engine) -> 
     await group.get_by_role("button", name="Retry").click()
     await group.get_by_role("button", name="Retry").click()
     await expect(page.get_by_text("will run again")).to_be_visible()
-    async with asyncio.timeout(20):
-        while not ((await handle.job()).generation == 2 and (await handle.progress()).is_closed):
-            await asyncio.sleep(0.1)
+    assert (await handle.wait(20)).generation == 2
     await expect(page.locator("#state")).to_contain_text("ended")
     await expect(page.locator(".job .badge")).to_have_text("completed with failures")
     await page.get_by_role("button", name="Show").first.click()
@@ -190,7 +195,7 @@ async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> 
     job = await engine.find("by-form")
     assert job is not None
     payload = (await job.job()).payload
-    plan = Plan(papers=3, seconds=0, mode="hostile", tags=["one", "two"], options={"pages": 12})
+    plan = Plan(papers=3, seconds=0, mode="hostile", tags=["one", "two"], options=Options(pages=12))
     assert Plan.model_validate(payload) == plan
     page = await opened("#/submit?kind=papers_batch")
     await page.get_by_label("as JSON").check()
@@ -205,7 +210,14 @@ async def test_screens(opened: Opens, engine: Engine, scheme: str) -> None:
     """Nothing is wider than a narrow screen, and all text has the contrast of WCAG AA."""
     handle = await batch(engine, "screens", papers=40, fail_every=6)
     child = [child async for child in handle.children()][5]
-    addresses = ("#/", f"#/jobs/{handle.id}", f"#/jobs/{handle.id}?view=table", f"#/jobs/{child.id}", "#/workers", "#/submit")
+    addresses = (
+        "#/",
+        f"#/jobs/{handle.id}",
+        f"#/jobs/{handle.id}?view=table",
+        f"#/jobs/{child.id}",
+        "#/workers",
+        "#/submit",
+    )
     for address in addresses:
         page = await opened(address)
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
@@ -225,7 +237,9 @@ async def test_errors_have_a_view(opened: Opens) -> None:
     await expect(page.get_by_role("alert")).to_be_visible()
 
 
-async def test_behind_a_prefix(browser: BrowserContext, engine: Engine, database: str, witness: Witness) -> None:
+async def test_behind_a_prefix(
+    browser: BrowserContext, engine: Engine, database: str, witness: Witness
+) -> None:
     """Mounted at /apps/fanout everything is found, with and without the slash at the end."""
     handle = await batch(engine, "mounted", papers=5)
     site = Site(database, prefix="/apps/fanout")
@@ -242,8 +256,10 @@ async def test_behind_a_prefix(browser: BrowserContext, engine: Engine, database
     assert not witness.foreign
 
 
-async def test_signing_in(browser: BrowserContext, engine: Engine, database: str, witness: Witness) -> None:
-    """Without a key there is a form, with a wrong one a sentence; a key that may only look has no buttons."""
+async def test_signing_in(
+    browser: BrowserContext, engine: Engine, database: str, witness: Witness
+) -> None:
+    """Without a key: a form; with a wrong one: a sentence; who may only look has no buttons."""
     handle = await batch(engine, "secret", papers=5, fail_every=2)
     _, key = await Access(engine.store).add_key("reader", {Scope.READ})
     site = Site(database, environment={"FANOUT_API_AUTH": "key"})
@@ -259,7 +275,9 @@ async def test_signing_in(browser: BrowserContext, engine: Engine, database: str
         await expect(page.locator(".counts")).to_contain_text("5 of 5")
         await expect(page.locator("#state")).to_contain_text("ended")
         assert await page.get_by_role("button", name="Retry").count() == 0
-        assert key not in await page.evaluate("document.cookie + location.href + JSON.stringify(localStorage)")
+        assert key not in await page.evaluate(
+            "document.cookie + location.href + JSON.stringify(localStorage)"
+        )
         await page.get_by_role("button", name="Sign out").click()
         await expect(page.get_by_label("Key", exact=True)).to_be_visible()
     finally:
