@@ -99,7 +99,6 @@ class Site:
     dsn: str
     port: int = field(default_factory=free_port)
     prefix: str = ""
-    jobs_at_once: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -114,7 +113,6 @@ class Site:
                 "-m",
                 "tests.browser.server",
                 str(self.port),
-                str(self.jobs_at_once),
                 self.prefix,
             ],
             cwd=ROOT,

@@ -1,43 +1,36 @@
-"""One API process over the test app: `python -m tests.browser.server PORT [JOBS_AT_ONCE] [PREFIX]`.
+"""One API process over the test app: `python -m tests.browser.server PORT [PREFIX]`.
 
-DATABASE_URL names its database; FANOUT_API_… its settings. With JOBS_AT_ONCE it works as well.
+DATABASE_URL names its database; FANOUT_API_… its settings. With PREFIX it is mounted in another
+app, as an embedder does it; else served as `fanout api` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 
 import uvicorn
-from fanout_api.app import create_app, lifespan
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from fanout_api.app import create_app, lifespan
+from fanout_api.serving import Server, bound_sockets
 from tests.browser.app import build
 
 
-async def main(port: int, jobs_at_once: int = 0, prefix: str = "") -> None:
+async def main(port: int, prefix: str = "") -> None:
     """Serve until SIGTERM."""
     engine = build()
     app = create_app(engine)
-    config = uvicorn.Config(
-        Starlette(routes=[Mount(prefix, app)]) if prefix else app,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=2,
-        access_log=False,
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(engine)
-        if prefix:
-            await stack.enter_async_context(lifespan(app))
-        if jobs_at_once:
-            worker = engine.worker(concurrency=jobs_at_once, name="pod-1")
-            await stack.enter_async_context(worker)
-        await uvicorn.Server(config).serve()
+    async with engine:
+        if not prefix:
+            await Server(app).serve(bound_sockets("localhost", port))
+            return
+        outer = Starlette(routes=[Mount(prefix, app)])
+        config = uvicorn.Config(outer, port=port, log_level="warning", access_log=False)
+        async with lifespan(app):
+            await uvicorn.Server(config).serve()
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    asyncio.run(main(int(given[0]), int((given[1:2] or ["0"])[0]), (given[2:3] or [""])[0]))
+    asyncio.run(main(int(sys.argv[1]), *sys.argv[2:3]))

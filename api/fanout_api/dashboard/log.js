@@ -18,7 +18,7 @@ export function logView(job, { params, address, only = null }) {
   const known = new Set();
   const rows = h("div", { class: "lines" });
   const older = h("button", { class: "link", type: "button", hidden: true, onclick: loadOlder });
-  const box = h("div", { class: "log only", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
+  const box = h("div", { class: only ? "log only own" : "log only", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Log lines", onscroll: scrolled, onkeydown: pressed }, older, rows);
   const toggle = h("button", { type: "button", "aria-pressed": String(follow), onclick: () => (follow ? pause() : resume()) }, "Follow");
   const level = h("select", { "aria-label": "Level", onchange: filter },
     [["", "info and above"], ["0", "with steps, debug"], ["2", "warnings, retries"], ["3", "errors only"]].map(([value, name]) => h("option", { value, selected: params.get("level") === value }, name)));
