@@ -62,8 +62,6 @@ async def execute(
         if held.stop is Stop.LOST or (held.stop is not None and not held.timed_out):
             return _stopped(held)
         error = RuntimeError("the handler was cancelled from within")
-    except KeyboardInterrupt:
-        return Interrupted()
     except LostClaim:
         return None
     except BaseException as raised:  # noqa: BLE001 - SystemExit from user code must not end the worker

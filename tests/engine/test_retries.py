@@ -204,6 +204,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "surrogate": (lambda: ValueError("a\ud800b\udfffc"), "a\ufffdb\ufffdc"),
     "pair": (lambda: ValueError("\ud83d\ude00"), "\U0001f600"),
     "exit": (lambda: SystemExit(3), "the handler called exit(3)"),
+    "interrupt": (KeyboardInterrupt, "KeyboardInterrupt"),
     "sql": (lambda: ValueError("'; DROP TABLE fanout.job; --"), "'; DROP TABLE fanout.job; --"),
     "cancel": (asyncio.CancelledError, "the handler was cancelled from within"),
     "stop": (lambda: StopIteration(1), "coroutine raised StopIteration"),
