@@ -11,6 +11,7 @@ import typer
 
 from fanout.errors import UsageError
 
+from .api import DEFAULT_PORT
 from .database import checked
 from .demo_run import Ask, DemoRun
 from .demo_summary import tell
@@ -57,12 +58,27 @@ def demo(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew, and read also what was read before.")
     ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help=f"Of the page, on 127.0.0.1. Default: {DEFAULT_PORT}, or any that is free.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_open: Annotated[
+        bool,
+        typer.Option(
+            "--keep-open", help="Leave database, page and workers running at the end, until Ctrl-C."
+        ),
+    ] = False,
 ) -> int:
-    """Fan out over real documents: one child each, live progress, results, a report.
+    """Fan out over real documents: one child each, live progress, a page, results, a report.
 
     Run it again: what is unchanged is not read twice. Ctrl-C, and run it again: it goes on where it
     was. Documents that cannot be read do not make it fail: the exit code is 0 when the batch
-    completes.
+    completes. Nothing is left running, unless --keep-open asks for it.
     """
     if missing := [name for name in LIBRARIES if find_spec(name) is None]:
         raise UsageError(
@@ -75,6 +91,10 @@ def demo(
         raise UsageError(
             "results", f"{folder} cannot be made: {error.strerror}", "Name a folder of your own"
         ) from None
-    ask = Ask(tuple(paths or ()), checked(dsn, "--dsn"), workers, folder, fresh=fresh)
-    outcome = asyncio.run(DemoRun(ask).run())
-    return Exit.INTERRUPTED if outcome is None else tell(outcome)
+    ask = Ask(tuple(paths or ()), checked(dsn, "--dsn"), workers, folder, fresh, port, keep_open)
+    code = asyncio.run(_run(ask))
+    return Exit.INTERRUPTED if code is None else code
+
+
+async def _run(ask: Ask) -> int | None:
+    return await DemoRun(ask, tell).run()

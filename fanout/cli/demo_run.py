@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from fanout.states import Status
 from fanout.values import FailureReason, Progress
 
 from .database import say
+from .demo_page import Page, page_beside
 from .live import View
 from .logs import LogLevel
 from .output import near
@@ -49,6 +50,10 @@ class Ask:
     workers: int
     folder: Path
     fresh: bool
+    port: int | None
+    """Of the page; None: the usual one, or any that is free."""
+    keep_open: bool
+    """Go on serving when the batch has closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +73,25 @@ class Outcome:
 class DemoRun:
     """Runs once. The first Ctrl-C stops it gracefully, a second one its workers at once."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, tell: Callable[[Outcome], int]) -> None:
         self._ask = ask
+        self._tell = tell
         self._is_interrupted = False
         self._is_ready = False
+        self._is_told = False
+        self._leave = asyncio.Event()
         self._supervisor: Supervisor | None = None
+        self._page: Page | None = None
 
-    async def run(self) -> Outcome | None:
+    async def run(self) -> int | None:
         """Run to the end; None: interrupted. Leaves nothing running either way."""
         task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt, task)
         try:
-            return await self._work()
+            async with AsyncExitStack() as stack:
+                return await self._work(stack)
         except asyncio.CancelledError:
             if not self._is_interrupted:
                 raise
@@ -89,43 +99,62 @@ class DemoRun:
             return None
 
     def _interrupt(self, task: asyncio.Task[Any] | None) -> None:
-        if not self._is_interrupted and task is not None:
-            self._is_interrupted = True
+        if self._is_interrupted:
+            if self._supervisor is not None:
+                self._supervisor.kill()
+            if self._page is not None:
+                self._page.is_hasty = True
+            return
+        self._is_interrupted = True
+        if self._is_told:
+            self._leave.set()
+        elif task is not None:
             say("stops; what runs is released (Ctrl-C again: at once)")
             task.cancel()
-        elif self._supervisor is not None:
-            self._supervisor.kill()
 
     def _ready(self) -> None:
         self._is_ready = True
 
-    async def _work(self) -> Outcome:
+    async def _work(self, stack: AsyncExitStack) -> int:
+        """What is entered last ends first: workers, then the page, then the database."""
         ask = self._ask
+        gone: asyncio.Future[int] | None = None
         with View("documents", near) as view:
             corpus = await self._take_stock(view)
             began_at = time.monotonic()
             view.note("starting PostgreSQL" if ask.dsn is None else "connecting")
-            async with Engine(ask.dsn) if ask.dsn else Engine.embedded() as engine:
-                batch = await begin(engine, corpus, ask.folder, fresh=ask.fresh)
-                done = await written_before(engine, batch.handle) if batch.was_closed else None
-                written = done or await self._worked(engine, batch, view)
-                corpus.manifest.unlink(missing_ok=True)
-                return Outcome(
-                    corpus,
-                    batch,
-                    await batch.handle.progress(),
-                    written,
-                    time.monotonic() - began_at,
-                    await batch.handle.slowest(SLOWEST),
-                    await batch.handle.failure_reasons(GROUPS + 1),
-                )
-
-    async def _worked(self, engine: Engine, batch: Batch, view: View) -> Written:
-        view.note(f"starting {self._ask.workers} workers")
-        async with self._workers() as gone:
-            await _until(gone, self._followed(batch.handle, view))
-            view.note("writing results and report", is_passing=True)
-            return await _until(gone, _written(engine, batch.handle))
+            engine = Engine(ask.dsn) if ask.dsn else Engine.embedded()
+            await stack.enter_async_context(engine)
+            batch = await begin(engine, corpus, ask.folder, fresh=ask.fresh)
+            written = await written_before(engine, batch.handle) if batch.was_closed else None
+            if written is None or ask.keep_open:
+                self._page = await stack.enter_async_context(page_beside(engine, ask.port))
+                if self._page is not None:
+                    say(f"the page is at {self._page.of_job(batch.handle.id)}")
+                view.note(f"starting {ask.workers} workers")
+                gone = await stack.enter_async_context(self._workers())
+            if written is None and gone is not None:
+                await _until(gone, self._followed(batch.handle, view))
+                view.note("writing results and report", is_passing=True)
+                written = await _until(gone, _written(engine, batch.handle))
+            assert written is not None  # noqa: S101 - either from before, or just now
+            corpus.manifest.unlink(missing_ok=True)
+            outcome = Outcome(
+                corpus,
+                batch,
+                await batch.handle.progress(),
+                written,
+                time.monotonic() - began_at,
+                await batch.handle.slowest(SLOWEST),
+                await batch.handle.failure_reasons(GROUPS + 1),
+            )
+        self._is_told = True
+        code = self._tell(outcome)
+        if ask.keep_open and gone is not None:
+            place = self._page.address if self._page is not None else "without a page"
+            say(f"stays open until Ctrl-C, with database and workers: {place}")
+            await _until(gone, self._leave.wait())
+        return code
 
     async def _followed(self, handle: JobHandle, view: View) -> None:
         failures = Failures(handle)

@@ -57,10 +57,18 @@ def demo_extract(job: Job[Task]) -> Reading:
     task = job.payload
     if not task.fresh and (earlier := job.from_thread(cache.look_up(engine, task))) is not None:
         result, read_at = earlier
+        job.log(f"unchanged since it was read: {_said(result)}")
         return Reading(**result.model_dump() | {"name": task.name}, read_at=read_at)
+    job.log(f"reads {task.size_bytes:,} bytes as {task.kind}", level="debug")
     found = extract(path_of(task.key), task.kind, name=task.name)
     job.from_thread(cache.keep(engine, task.kind, found))
+    job.log(_said(found))
     return Reading(**found.model_dump())
+
+
+def _said(found: Extracted) -> str:
+    """For the log that the page shows."""
+    return f"{found.words:,} words, {found.language}: {found.title}"
 
 
 @engine.job(timeout=600)

@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
+from fanout import Engine
+from fanout.cli import demo_page
 from tests.cli.harness import Said, finished, program, spawned
 from tests.demo.builders import docx_file, pdf_bytes
 
@@ -159,6 +162,66 @@ async def nothing_left(home: Path) -> None:
     while left := holders_of(home):
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.1)
+
+
+async def heard(process: asyncio.subprocess.Process, pattern: str) -> str:
+    """Wait until the command says something on stderr; the pattern's group."""
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        async for line in process.stderr:
+            if said := re.search(pattern, line.decode()):
+                return said[1]
+    pytest.fail(f"it ended, and never said {pattern}")
+
+
+async def client_sees(client: httpx.AsyncClient, batch: str) -> str:
+    """A job's status, as the API tells it."""
+    return str((await client.get(f"/v1/jobs/{batch}")).json()["status"])
+
+
+async def test_the_page_shows_the_batch_and_stays_only_if_asked(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Its address leads to this batch, whose log says what was read; `--keep-open` leaves page,
+    database and workers there, and one Ctrl-C ends them all: the run itself went well."""
+    home = folder / "pg"
+    arguments = ["demo", str(corpus(tmp_path / "docs")), "--results", str(tmp_path / "out")]
+    environment = {"FANOUT_EMBEDDED_HOME": str(home)}
+    process = await spawned(*arguments, "--port", "0", "--keep-open", **environment)
+    address = await heard(process, r"the page is at (http://127\.0\.0\.1:\d+/#/jobs/\d+)")
+    url, _, batch = address.partition("#/jobs/")
+    await heard(process, "(stays open) until Ctrl-C")
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert "<title>" in (await client.get("/")).text
+        assert (await client.get(f"/v1/jobs/{batch}")).json()[
+            "outcome"
+        ] == "completed with failures"
+        said = await client.get(
+            f"/v1/jobs/{batch}/events", headers={"accept": "application/x-ndjson"}
+        )
+        assert "words, en: Foxes" in said.text
+        await client.post(f"/v1/jobs/{batch}/retry", json={})
+        async with asyncio.timeout(30):
+            while await client_sees(client, batch) != "completed":  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    ended = await finished(process)
+    assert (ended.code, "completed with failures" in ended.out) == (0, True), ended.err
+    assert "Traceback" not in ended.err
+    await nothing_left(home)
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
+
+
+async def test_without_the_extra_it_goes_on_without_a_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says what to install."""
+    monkeypatch.setattr(demo_page, "LIBRARIES", ("starlette", "no_such_library"))
+    async with demo_page.page_beside(Engine("postgresql://nobody@127.0.0.1:1/none"), None) as page:
+        assert page is None
+    assert 'pip install "pgfanout[api]"' in capsys.readouterr().err
 
 
 async def test_an_unreadable_file_is_a_failed_child(database: str, tmp_path: Path) -> None:
