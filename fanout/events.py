@@ -65,6 +65,7 @@ BETWEEN: Final = b"\n,\n"
 """Line breaks are white space in JSON, and in no event: the receiver cuts here, and parses each
 event once.
 """
+LATE: Final = b',"late":true}'
 UNREADABLE: Final = b'{"type":"log","level":"error","message":"an event that cannot be read"}'
 
 
@@ -176,12 +177,14 @@ def as_told(line: bytes, late: Collection[int] = ()) -> tuple[dict[str, Any], by
         event, line = readable(UNREADABLE) or {}, UNREADABLE
     elif b"\r" in line or b"\n" in line:
         line = _json(event)
-    if len(line) > MAX_LINE_BYTES:
-        line = _cut(event, MAX_LINE_BYTES)
     job_id = event.get("job")
-    if late and isinstance(job_id, int) and job_id in late:
+    is_late = bool(late) and isinstance(job_id, int) and job_id in late
+    room = MAX_LINE_BYTES - (len(LATE) if is_late else 0)  # told twice, it must not be cut twice
+    if len(line) > room:
+        line = _cut(event, room)
+    if is_late:
         event["late"] = True
-        line = line[:-1] + b',"late":true}'
+        line = line[:-1] + LATE
     return event, line
 
 

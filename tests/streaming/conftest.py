@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
+from fanout_streaming import Relay
 
 from fanout import Engine
-from fanout_streaming import Relay
 from tests.streaming.harness import engine_on, quick, slow
+
+
+@pytest.fixture(scope="module")
+async def database(server_dsn: str, template: str) -> AsyncIterator[str]:
+    """One for each file: every test has streams of its own."""
+    name = f"fanout_test_{uuid.uuid4().hex[:12]}"
+    server = await asyncpg.connect(server_dsn)
+    await server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    parts = urlsplit(server_dsn)
+    yield urlunsplit(parts._replace(path=f"/{name}"))
+    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await server.close()
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from itertools import count
 from typing import Any
 
 import asyncpg
+from fanout_streaming import Relay, RelaySettings, Subscription
 
 from fanout import Engine, Settings
 from fanout.event_store import Appended, EventStore, NewBatch, StoredBatch, StreamHead
 from fanout.events import envelopes
 from fanout.publisher import channel_of
-from fanout_streaming import Relay, RelaySettings, Subscription
 from tests.engine.running import until
 from tests.factories import insert_job
 from tests.streaming.wire import Browser, Message
@@ -122,9 +122,9 @@ class Stream:
             await events.notify(channel_of(self.engine.settings), payloads)
         return done
 
-    def envelope(self, first: int, number: int, **more: Any) -> list[str]:
+    def envelope(self, first: int, number: int, *, inline: bool = True, **more: Any) -> list[str]:
         """Hints of a batch that was never stored."""
-        return envelopes(self.id, 1, first, number, self.lines(number), **more)
+        return envelopes(self.id, 1, first, number, self.lines(number, **more), inline=inline)
 
 
 @contextlib.asynccontextmanager

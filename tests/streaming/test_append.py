@@ -204,6 +204,11 @@ async def test_no_job_without_a_stream_is_locked_for_its_end(
         assert await engine.events.end_streams([(job_id, 1)], ME) == []
 
 
+@pytest.fixture(autouse=True)
+async def nothing_else(conn: asyncpg.Connection) -> None:
+    await conn.execute("TRUNCATE fanout.event_batch")
+
+
 async def prune(engine: Engine, limit: int = 100) -> int:
     return await engine.events.prune(3600, limit)
 
@@ -230,7 +235,10 @@ async def test_pruning_takes_the_oldest_and_moves_the_head(
 
 
 async def test_pruners_do_not_meet_in_each_others_rows(
-    database: str, conn: asyncpg.Connection, engine: Engine, stream: Stream
+    database: str,
+    conn: asyncpg.Connection,
+    engine: Engine,
+    stream: Stream,
 ) -> None:
     """Every worker prunes: each takes rows of its own, the head ends right whoever commits last."""
     for _ in range(6):

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from fanout_streaming.frames import entry
+from fanout_streaming.hints import parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +23,6 @@ from fanout.events import (
     readable,
 )
 from fanout.values import Claim
-from fanout_streaming.frames import entry
-from fanout_streaming.hints import parsed
 from tests.streaming.wire import Browser, Message
 
 HOSTILE = (
@@ -60,7 +60,7 @@ VALUES = st.recursive(
 
 
 def a_claim(key: str | None = "paper.pdf", **values: Any) -> Claim:
-    fields: dict[str, Any] = {name: None for name in Claim._fields}
+    fields: dict[str, Any] = dict.fromkeys(Claim._fields)
     return Claim(**{**fields, "id": 7, "attempt": 2, "document_key": key, **values})
 
 

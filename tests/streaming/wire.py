@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 
+ENDS = re.compile(rb"\r\n|\n|\r")
+
+
 @dataclass(frozen=True)
 class Message:
     """One event as it would be dispatched."""
@@ -42,14 +45,16 @@ class Browser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[Message]:
-        self._bytes += chunk
-        messages = []
+        text = self._bytes + chunk
         # CRLF, LF and CR end a line, nothing else does; a CR at the end may be half a CRLF.
-        while found := re.search(rb"\r\n|\n|\r(?!$)", self._bytes):
-            line, self._bytes = self._bytes[: found.start()], self._bytes[found.end() :]
-            if (message := self._line(line.decode("utf-8"))) is not None:
-                messages.append(message)
-        return messages
+        if text.endswith(b"\r"):
+            text, held = text[:-1], b"\r"
+        else:
+            held = b""
+        *lines, rest = ENDS.split(text)
+        self._bytes = rest + held
+        messages = [self._line(line.decode("utf-8")) for line in lines]
+        return [message for message in messages if message is not None]
 
     def _line(self, line: str) -> Message | None:
         if not line:
