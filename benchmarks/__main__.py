@@ -14,14 +14,14 @@ from rich.console import Console
 from . import report
 from .facts import NotDurable
 from .harness import CONTENDERS
-from .scenarios import dead_prefix, fan_out, scales
+from .scenarios import dead_prefix, fan_out, notify, scales, sse_relay
 from .workload import Workload
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 SCENARIOS: dict[str, ModuleType] = {
-    module.NAME: module for module in (fan_out, scales, dead_prefix)
+    module.NAME: module for module in (fan_out, scales, dead_prefix, sse_relay, notify)
 }
 
 
@@ -69,10 +69,15 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             arguments |= {"pickups": options.pickups, "skip": skip}
         case dead_prefix.NAME:
             arguments |= {"finished_rows": options.finished_rows}
+        case notify.NAME:
+            arguments |= {"clients": options.clients}
         case _:
             pass
     try:
-        made = asyncio.run(SCENARIOS[options.scenario].run(workload, **arguments))
+        if options.scenario == sse_relay.NAME:
+            made = asyncio.run(_relayed(parser, options, arguments))
+        else:
+            made = asyncio.run(SCENARIOS[options.scenario].run(workload, **arguments))
     except NotDurable as refused:
         parser.error(str(refused))
     if options.json:
@@ -80,6 +85,17 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps(made, indent=1) + "\n")
     report.show(made)
     return 0
+
+
+async def _relayed(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    skip = {name for name in options.skip.split(",") if name}
+    if unknown := skip - set(sse_relay.CONTENDERS):
+        parser.error(f"--skip {min(unknown)}: there are {', '.join(sse_relay.CONTENDERS)}")
+    del arguments["workers"]
+    size = sse_relay.Size(options.clients, options.many, options.seconds, options.burst)
+    return await sse_relay.run(size, skip=skip, **arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,6 +120,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--finished-rows", type=_positive, default=200_000, help="dead_prefix: how many"
     )
+    size = sse_relay.Size()
+    run.add_argument("--clients", type=_several, default=size.clients, help="that watch")
+    run.add_argument(
+        "--many", type=int, default=size.many, help="sse_relay: clients of its last run"
+    )
+    run.add_argument("--burst", type=_positive, default=size.burst, help="sse_relay: lines at once")
+    run.add_argument(
+        "--seconds", type=float, default=size.seconds, help="sse_relay: of a look at one rate"
+    )
     run.add_argument(
         "--payload-bytes", type=int, default=default.payload_bytes, help="at most 1024"
     )
@@ -120,6 +145,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="where the report goes")
     return parser
+
+
+def _several(text: str) -> int:
+    number = _positive(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not 2 or more")
+    return number
 
 
 def _positive(text: str) -> int:

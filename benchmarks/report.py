@@ -19,9 +19,29 @@ BARS: Final[tuple[tuple[str, str, Callable[[float], bool]], ...]] = (
     ("pickup_latency_ms.p50", "≤ 6", lambda value: value <= 6),
     ("large_to_standard", "≥ 0.8", lambda value: value >= 0.8),
     ("many_to_standard", "≥ 0.5", lambda value: value >= 0.5),
+    ("ratio_to_nchan", "≥ 0.6", lambda value: value >= 0.6),
+    ("burst_to_nchan", "> 1", lambda value: value > 1),
+    ("many_p99_ms", "≤ 250", lambda value: value <= 250),
+    ("kib_per_idle_client", "≤ 36", lambda value: value <= 36),
+    ("steady_p99_ms", "≤ 150", lambda value: value <= 150),
+    ("loss_with_lines", "≤ 0.15", lambda value: value <= 0.15),
+    ("loss_with_watchers", "≤ 0.1", lambda value: value <= 0.1),
+    ("gapless", "true", bool),
     ("exact", "true", bool),
     ("closed_once", "true", bool),
 )
+DELIVERY: Final = {
+    "deliveries": "deliveries/s",
+    "deliveries_p50": "  p50 ms there",
+    "deliveries_p99": "  p99 ms there",
+    "cpu_us_per_delivery": "  µs a delivery there",
+    "burst_deliveries": "deliveries/s in a burst",
+    "steady_p50": "20 events/s: p50 ms",
+    "steady_p99": "  p99 ms",
+    "cpu_us_per_lone_delivery": "  µs a delivery",
+    "kib_per_idle_client": "KiB an idle client",
+    "mib_with_stuck": "MiB with 10 % stuck",
+}
 COMPARED: Final = (
     "rate",
     "ceiling_rate",
@@ -48,7 +68,7 @@ COMPARED: Final = (
 def show(report: dict[str, Any]) -> None:
     """Print a report."""
     console = Console()
-    parts = [_rates(report), _bars(report), _story(report)]
+    parts = [_rates(report), _deliveries(report), _bars(report), _story(report)]
     console.print(Group(*(part for part in parts if part is not None)))
 
 
@@ -85,6 +105,19 @@ def _rates(report: dict[str, Any]) -> Table | None:
             *(f"{some[key]:,.0f}" for key in ("median", "min", "max")),
             *(_text(spent.get(part, "")) for part in ("workers", "server")),
         )
+    return table
+
+
+def _deliveries(report: dict[str, Any]) -> Table | None:
+    rows = report.get("contenders")
+    if not rows:
+        return None
+    title = f"{report['scenario']}: {report['workload']['clients']:,} clients"
+    left_out = report["left_out"]
+    table = Table("", *rows, *left_out, title=title)
+    for field, label in DELIVERY.items():
+        values = [_text(some[field]) for some in rows.values()]
+        table.add_row(label, *values, *("left out" for _ in left_out))
     return table
 
 
