@@ -48,7 +48,7 @@ class Plan(BaseModel):
     seconds: float = Field(default=0.2, ge=0, description="each takes about so long")
     fail_every: int = Field(default=0, ge=0, description="one of so many fails; 0: none")
     mode: Literal["plain", "hostile"] = "plain"
-    draft: bool = Field(default=False, description="not used: a check box for the form")
+    hold: bool = Field(default=False, description="papers wait at the gate")
     tags: list[str] = []
     options: Options = Options()
 
@@ -60,17 +60,24 @@ class Paper(BaseModel):
     title: str
     seconds: float
     fails: bool
+    waits: bool = False
     hostile: str | None = None
 
 
-def build(dsn: str | None = None, settings: Settings | None = None) -> Engine:
-    """The engine with its two kinds."""
+def build(
+    dsn: str | None = None,
+    settings: Settings | None = None,
+    gate: asyncio.Event | None = None,
+) -> Engine:
+    """The engine with its two kinds. Papers of a batch with `hold` wait until `gate` is set."""
     engine = Engine(dsn, settings=settings)
 
     @engine.job(max_retries=1)
     async def papers_extract(job: Job[Paper]) -> dict[str, object]:
         """Read one paper."""
         paper = job.payload
+        if paper.waits and gate is not None:
+            await gate.wait()
         job.log(f"{paper.title}: opened, {paper.number * 37 % 40 + 3} pages")
         steps = 3
         for step in range(1, steps + 1):
@@ -103,5 +110,12 @@ def _document(plan: Plan, number: int) -> Document:
     title = f"{TITLES[number % len(TITLES)]} methods {number}"
     fails = bool(plan.fail_every) and number % plan.fail_every == plan.fail_every - 1
     key = f"paper-{number:05d}" if hostile is None else f"{number:03d} {hostile}"
-    paper = Paper(number=number, title=title, seconds=plan.seconds, fails=fails, hostile=hostile)
+    paper = Paper(
+        number=number,
+        title=title,
+        seconds=plan.seconds,
+        fails=fails,
+        waits=plan.hold,
+        hostile=hostile,
+    )
     return Document(key, paper)

@@ -6,6 +6,7 @@ case, so that a missing browser is a failure and never a silence.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -36,9 +37,14 @@ if IS_WANTED or IS_THERE:
             yield context
 
     @pytest.fixture
-    async def engine(database: str) -> AsyncIterator[Engine]:
+    def gate() -> asyncio.Event:
+        """Where papers of a batch with `hold` wait until the test has looked."""
+        return asyncio.Event()
+
+    @pytest.fixture
+    async def engine(database: str, gate: asyncio.Event) -> AsyncIterator[Engine]:
         """The app's engine, started, with a worker."""
-        engine = build(database, quick())
+        engine = build(database, quick(), gate)
         async with engine, engine.worker(concurrency=4, name="pod-1"):
             yield engine
 

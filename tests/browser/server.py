@@ -10,11 +10,11 @@ import asyncio
 import sys
 
 import uvicorn
+from fanout_api.app import create_app, lifespan
+from fanout_api.serving import Server, bound_sockets
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from fanout_api.app import create_app, lifespan
-from fanout_api.serving import Server, bound_sockets
 from tests.browser.app import build
 
 

@@ -52,12 +52,16 @@ async def test_many_jobs_in_one_stream(opened: Opens, engine: Engine, site: Site
         assert (await page.evaluate("got"))[str(job.id)] == await stored(site, job.id)
 
 
-async def test_two_objects_share_and_join_late(opened: Opens, engine: Engine, site: Site) -> None:
+async def test_two_objects_share_and_join_late(
+    opened: Opens, engine: Engine, site: Site, gate: asyncio.Event
+) -> None:
     """One that comes later gets everything from its own beginning, and the first nothing twice."""
-    one = await engine.submit("papers_batch", Plan(papers=30, seconds=0.4))
-    other = await engine.submit("papers_batch", Plan(papers=30, seconds=0.4))
+    one = await engine.submit("papers_batch", Plan(papers=30, seconds=0.4, hold=True))
+    other = await engine.submit("papers_batch", Plan(papers=30, seconds=0.4, hold=True))
     first = await listening(opened, jobs=[one.id])
-    await until(first, "(got[1] ?? []).length > 30")
+    await until(first, "(got[1] ?? []).length > 0")
+    gate.set()
+    await until(first, "got[1].length > 30")
     second = await listening(opened, jobs=[one.id, other.id])
     for page in (first, second):
         await until(page, "events.status.state === 'ended'")
@@ -66,18 +70,19 @@ async def test_two_objects_share_and_join_late(opened: Opens, engine: Engine, si
 
 
 async def test_a_hidden_tab_lets_go_and_catches_up(
-    opened: Opens, engine: Engine, site: Site
+    opened: Opens, engine: Engine, site: Site, gate: asyncio.Event
 ) -> None:
     """It leaves the stream to others after a while, and lacks nothing when it is seen again."""
-    job = await engine.submit("papers_batch", Plan(papers=40, seconds=0.4))
+    job = await engine.submit("papers_batch", Plan(papers=40, seconds=0.4, hold=True))
     page = await listening(opened, jobs=[job.id], hidden=0.2)
-    await until(page, "(got[1] ?? []).length > 5")
+    await until(page, "(got[1] ?? []).length > 0")
     await page.evaluate(
         "Object.defineProperty(document, 'hidden', { configurable: true, value: true }),"
         "document.dispatchEvent(new Event('visibilitychange', { bubbles: true }))"
     )
     await until(page, "events.status.state === 'paused'")
     had = await page.evaluate("got[1].length")
+    gate.set()
     await page.wait_for_timeout(1000)
     assert await page.evaluate("got[1].length") == had
     await page.evaluate(

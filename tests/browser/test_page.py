@@ -198,7 +198,7 @@ async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> 
     plan = Plan(papers=3, seconds=0, mode="hostile", tags=["one", "two"], options=Options(pages=12))
     assert Plan.model_validate(payload) == plan
     page = await opened("#/submit?kind=papers_batch")
-    await page.get_by_label("as JSON").check()
+    await page.get_by_label("as JSON", exact=True).check()
     await page.get_by_label("Payload as JSON").fill('{"papers": "' + "x" * 2000 + '"}')
     await expect(page.get_by_text(re.compile(r"of 1024 bytes"))).to_have_class(re.compile("bad"))
     await page.get_by_role("button", name="Submit").click()

@@ -58,7 +58,7 @@ function shown(context, first, soon) {
   // -- what changes less often --------------------------------------------------------------------
   const over = chart();
   const history = h("section", { hidden: true }, h("h2", {}, "Over time"), over.element);
-  const table = tableView(id, context, () => job.progress?.waits_for ?? []);
+  const table = tableView(id, context);
   const picture = h("div");
   const tabs = ["squares", "table"].map((view) => h("button", { type: "button", onclick: () => choose(view) }, view === "table" ? "Table" : "All at a glance"));
   const legend = h("span", { class: "legend" });
@@ -92,7 +92,6 @@ function shown(context, first, soon) {
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String((view === "table") === (i === 1))));
     picture.hidden = view === "table";
     table.show(view === "table");
-    if (view !== "table") kindOf ||= "";
     details();
   }
 

@@ -34,7 +34,7 @@ export function logView(job, { params, address, only = null }) {
   function filter() {
     address.write({ level: level.value, q: search.value });
     found = lines.filter(matches);
-    window_(follow ? found.length : Math.min(found.length, from + SHOWN));
+    render(follow ? found.length : Math.min(found.length, from + SHOWN));
     if (follow) box.scrollTop = box.scrollHeight;
     say();
   }
@@ -50,7 +50,7 @@ export function logView(job, { params, address, only = null }) {
   }
 
   /** Have the lines up to index `end` in the document, and nothing jump. */
-  function window_(end) {
+  function render(end) {
     const anchor = follow ? null : [...rows.children].find((row) => row.offsetTop + row.offsetHeight > box.scrollTop + box.offsetTop);
     const top = anchor?.getBoundingClientRect().top;
     [from, to] = [Math.max(0, end - SHOWN), end];
@@ -71,14 +71,14 @@ export function logView(job, { params, address, only = null }) {
   function scrolled() {
     if (follow && !atEnd() && box.scrollTop < box.last) pause();
     else if (!follow && atEnd() && to === found.length && !apart && box.scrollTop > box.last) resume();
-    else if (!follow && box.scrollTop < 200 && from > 0) window_(Math.max(SHOWN, to - STEP));
-    else if (!follow && box.scrollTop + box.clientHeight > box.scrollHeight - 200 && to < found.length) window_(Math.min(found.length, to + STEP));
+    else if (!follow && box.scrollTop < 200 && from > 0) render(Math.max(SHOWN, to - STEP));
+    else if (!follow && box.scrollTop + box.clientHeight > box.scrollHeight - 200 && to < found.length) render(Math.min(found.length, to + STEP));
     box.last = box.scrollTop;
     say();
   }
 
   function pressed(e) {
-    if (e.key === "Home") { pause(); window_(Math.min(SHOWN, found.length)); box.scrollTop = 0; }
+    if (e.key === "Home") { pause(); render(Math.min(SHOWN, found.length)); box.scrollTop = 0; }
     else if (e.key === "End") resume();
     else return;
     e.preventDefault();
@@ -100,7 +100,7 @@ export function logView(job, { params, address, only = null }) {
       keep(await range("newest"));
     }
     fresh = 0;
-    window_(found.length);
+    render(found.length);
     box.scrollTop = box.last = box.scrollHeight;
     say();
   }
@@ -165,7 +165,7 @@ export function logView(job, { params, address, only = null }) {
     const height = box.scrollHeight;
     keep(some, true);
     nearest = start + 1;
-    window_(Math.min(found.length, Math.max(SHOWN, from + STEP)));
+    render(Math.min(found.length, Math.max(SHOWN, from + STEP)));
     if (!box.scrollTop) box.scrollTop = box.scrollHeight - height;
     pause();
   }
@@ -186,13 +186,13 @@ export function logView(job, { params, address, only = null }) {
     const open = h("button", { class: "link", type: "button", onclick: async () => {
       open.disabled = true;
       try {
-        box_.replaceWith(said((await get(`jobs/${job}/events/${line.number}`)).message));
+        whole.replaceWith(said((await get(`jobs/${job}/events/${line.number}`)).message));
       } catch (error) {
         open.replaceWith(said(error.message));
       }
     } }, `open all ${count(line.data.bytes)} bytes`);
-    const box_ = h("span", {}, said(wordsOf(line).slice(0, FINEST)), "… ", open);
-    return box_;
+    const whole = h("span", {}, said(wordsOf(line).slice(0, FINEST)), "… ", open);
+    return whole;
   }
 
   function point(id) {
@@ -218,7 +218,7 @@ export function logView(job, { params, address, only = null }) {
         nearest = lines[0].number;
         found = lines.filter(matches);
       }
-      window_(found.length);
+      render(found.length);
       box.scrollTop = box.last = box.scrollHeight;
     } else fresh += hits;
     say();
@@ -231,7 +231,7 @@ export function logView(job, { params, address, only = null }) {
     range(`${generation}.${Math.max(0, number - 200)}`).then((some) => {
       keep(some);
       const index = found.findIndex((l) => l.id === line);
-      window_(Math.min(found.length, Math.max(SHOWN, index + 100)));
+      render(Math.min(found.length, Math.max(SHOWN, index + 100)));
       point(line);
       say();
     }).catch(() => say());
@@ -246,7 +246,7 @@ export function logView(job, { params, address, only = null }) {
       if (!line || rows.querySelector(".pointed")?.line.id === line) return;
       if (known.has(line)) {
         pause();
-        window_(Math.min(found.length, Math.max(SHOWN, found.findIndex((l) => l.id === line) + STEP)));
+        render(Math.min(found.length, Math.max(SHOWN, found.findIndex((l) => l.id === line) + STEP)));
         point(line);
       } else location.reload();
     },
