@@ -13,10 +13,10 @@ BENCH ?= run fan_out --children 10000 --workers 2 --json .bench/fan_out.json
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-demo: $(STAMP) ## fan out over the documents of this environment, live
+demo: $(STAMP) ## fan out over the documents of this environment, live, with a page
 	$(BIN)/fanout demo $(ARGS)
 
-dev: $(STAMP) ## database, API with reload, two workers
+dev: $(STAMP) ## database, API, page and two workers; they begin again when code changes
 	$(BIN)/fanout dev $(ARGS)
 
 test: $(STAMP) ## the tests, on a PostgreSQL of their own (or FANOUT_TEST_DSN)

@@ -79,7 +79,8 @@ def _database(orders: Orders) -> EmbeddedServer | None:
 def _check_place(engine: Engine, orders: Orders) -> None:
     """An engine that names its own database must not quietly win over the command line."""
     wanted = os.environ.get("DATABASE_URL") if orders.dsn or orders.is_embedded else None
-    if wanted is not None and engine.dsn != wanted:
+    is_the_same = engine.dsn == wanted or (orders.is_embedded and engine.dsn == "embedded")
+    if wanted is not None and not is_the_same:
         raise UsageError(
             "dsn",
             f"the engine {orders.app} names a database of its own",

@@ -8,11 +8,14 @@ import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from fanout.cli import run
 
@@ -105,3 +108,20 @@ async def worker(dsn: str, *arguments: str, **more: str) -> AsyncIterator[Proces
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.communicate()
+
+
+def holders_of(home: Path) -> list[psutil.Process]:
+    """Processes that have to do with an embedded server's folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(home) in argument for argument in process.info["cmdline"] or ())
+    ]
+
+
+async def nothing_left(home: Path) -> None:
+    """The keeper stops the server when its last holder is gone."""
+    deadline = time.monotonic() + 15
+    while left := holders_of(home):
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.1)

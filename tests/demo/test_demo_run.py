@@ -7,17 +7,15 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from fanout import Engine
 from fanout.cli import demo_page
-from tests.cli.harness import Said, finished, program, spawned
+from tests.cli.harness import Said, finished, nothing_left, program, spawned
 from tests.demo.builders import docx_file, pdf_bytes
 
 PROSE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the warm sun. "
@@ -117,15 +115,6 @@ async def progress_of(process: asyncio.subprocess.Process) -> int:
     pytest.fail("it ended before it could be interrupted")
 
 
-def holders_of(home: Path) -> list[psutil.Process]:
-    """Processes that have to do with an embedded server's folder."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(home) in argument for argument in process.info["cmdline"] or ())
-    ]
-
-
 async def test_interrupted_it_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
     """On the embedded server: nothing is left running, nothing is lost, nothing done twice."""
     docs, out, home = tmp_path / "many", tmp_path / "out", folder / "pg"
@@ -154,14 +143,6 @@ async def test_interrupted_it_goes_on_where_it_was(folder: Path, tmp_path: Path)
     assert len(results(out)) == 300
     assert "documents: 300 · completed" in second.out
     await nothing_left(home)
-
-
-async def nothing_left(home: Path) -> None:
-    """The keeper stops the server when its last holder is gone."""
-    deadline = time.monotonic() + 15
-    while left := holders_of(home):
-        assert time.monotonic() < deadline, left
-        await asyncio.sleep(0.1)
 
 
 async def heard(process: asyncio.subprocess.Process, pattern: str) -> str:
