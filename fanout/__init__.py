@@ -31,6 +31,7 @@ from .errors import (
     TransientError,
     UsageError,
 )
+from .events import Event
 from .handle import JobHandle
 from .handlers import Handler
 from .job import Closed, Job
@@ -57,6 +58,7 @@ __all__ = [
     "Dispatched",
     "Document",
     "Engine",
+    "Event",
     "FailureReason",
     "FanoutError",
     "Handler",

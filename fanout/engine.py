@@ -422,7 +422,7 @@ class Engine:
             }:
                 self.wake(kind)
         return [
-            JobHandle(done.id, self.store, created=done.created, retries=self.wake)
+            JobHandle(done.id, self.store, self.events, created=done.created, retries=self.wake)
             for done in submitted
         ]
 
@@ -474,7 +474,7 @@ class Engine:
         """
         if job_id not in range(1, LARGEST_ID + 1):
             raise JobNotFound(job_id)
-        return JobHandle(job_id, self.store, retries=self.wake)
+        return JobHandle(job_id, self.store, self.events, retries=self.wake)
 
     async def find(self, key: str, *, tenant: str = "") -> JobHandle | None:
         """The job that was submitted with an idempotency key; None: there is none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checks import check_limit, check_status
 from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
+from .following import follow
 from .pool import NotStarted
 from .states import Status
 from .wire import checked_text, clipped
@@ -15,6 +16,8 @@ from .wire import checked_text, clipped
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from .event_store import EventStore
+    from .events import Event
     from .store import Store
     from .values import Child, FailureReason, JobRow, Progress
 
@@ -28,12 +31,13 @@ PAGE = 500
 class JobHandle:
     """A job by its id. Every method asks the database; nothing is cached."""
 
-    __slots__ = ("_store", "_wake", "created", "id")
+    __slots__ = ("_events", "_store", "_wake", "created", "id")
 
     def __init__(
         self,
         job_id: int,
         store: Store,
+        events: EventStore,
         *,
         created: bool = False,
         retries: Callable[[str], None] = lambda _: None,
@@ -42,6 +46,7 @@ class JobHandle:
         self.created = created
         """Of a submit: False if the idempotency key had this job already."""
         self._store = store
+        self._events = events
         self._wake = retries
 
     def __repr__(self) -> str:
@@ -88,6 +93,21 @@ class JobHandle:
                 return
             await asyncio.sleep(interval if interval is not None else pause)
             pause = min(LONGEST_LOOK_SECONDS, pause * 1.3)
+
+    async def events(self, after: str | None = None) -> AsyncIterator[Event]:
+        """The job's events, `after` the id of one that was seen or from the first that is kept,
+        then those that come: log lines, retries, failures, until its end.
+
+        Of a child only its own, until its batch has ended. One of type `reset` says that events
+        were lost there. Outages are waited out, but not the end of the engine: that raises
+        DatabaseUnavailable.
+
+        Raises:
+            JobNotFound.
+            UsageError: `after` is not an event's id.
+        """
+        async for event in follow(self._store, self._events, self.id, after):
+            yield event
 
     async def result(self, timeout: float | None = None) -> Any:
         """What the job's handler returned, as plain JSON, once it is closed.

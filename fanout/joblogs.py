@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .events import str_of
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .job import Job
 
 __all__ = ["JobLogHandler", "current_job", "to_job_stream"]
+
+TAKEN: Final = frozenset({"message", "self"})
+"""Names that `Job.log` has for itself."""
 
 current_job: ContextVar[Job[Any] | None] = ContextVar("fanout_job", default=None)
 """The job whose handler runs here; None outside of one."""
@@ -55,7 +58,11 @@ def to_job_stream(
     """
     job = current_job.get()
     if job is not None:
-        fields = {name: value for name, value in event.items() if name not in {"event", "level"}}
+        fields = {
+            f"{name}_" if name in TAKEN else str_of(name): value
+            for name, value in event.items()
+            if name not in {"event", "level"}
+        }
         level = {"warn": "warning", "critical": "error", "exception": "error"}.get(method, method)
-        job.log(str_of(event.get("event", "")), level=level, fields=fields)
+        job.log(str_of(event.get("event", "")), level=level, **fields)
     return event

@@ -61,6 +61,10 @@ LONGEST_HOARD_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 10.0
 """How long a busy worker first stops claiming so that a job can run alone; doubled until it could.
 """
+PRUNE_SECONDS: Final = 60.0
+PRUNE_STEP: Final = 100
+"""Batches of events that one statement deletes: a few MiB."""
+PRUNE_PAUSE_SECONDS: Final = 0.2
 _ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -151,6 +155,8 @@ class Worker:
         tick = min(0.25, min(handler.timeout for handler in self._handlers.values()) / 10)
         self._timeouts = Loop("timeouts", self._stop_overdue, max(0.01, tick), jitter=0)
         self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
+        self._events = events
+        self._prunes = Loop("prune", self._prune, PRUNE_SECONDS, jitter=0.5)
         self.finisher = Finisher(
             store,
             self.token,
@@ -220,6 +226,7 @@ class Worker:
         self.sweeper.start()
         self.listener.start()
         self._timeouts.start()
+        self._prunes.start()
         self._claims.start()
 
     async def stop(self, grace: float | None = None) -> None:
@@ -254,6 +261,7 @@ class Worker:
         except TimeoutError:
             await self._interrupt()
         await self._timeouts.stop()
+        await self._prunes.stop()
         # With the database away, one `database_timeout` for all of the rest.
         until = self._loop.time() + self._settings.database_timeout
         await self.finisher.drain(self._settings.database_timeout)
@@ -631,6 +639,13 @@ class Worker:
             self.sweeper.sweeps.nudge()
         if self._also_on_counted is not None:
             self._also_on_counted(counted)
+
+    async def _prune(self) -> None:
+        """Delete events beyond their retention, in steps of which none holds a lock for long."""
+        gone = PRUNE_STEP
+        while gone == PRUNE_STEP:
+            gone = await self._events.prune(self._settings.event_retention, PRUNE_STEP)
+            await asyncio.sleep(PRUNE_PAUSE_SECONDS)
 
     def _on_failed(self, claim: Claim, outcome: Failed | Retry) -> None:
         """Tell the watchers, once it is committed."""

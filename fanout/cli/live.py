@@ -31,6 +31,8 @@ PLAIN_SECONDS: Final = 5.0
 PLAIN_STEP: Final = 10
 """Percent after which a line is due at any rate."""
 WHOLE_SECONDS: Final = 120
+LEVELS: Final = {"debug": "debug   ", "warning": "warning ", "error": "error   "}
+LEVEL_STYLES: Final = {"warning": "yellow", "error": "red"}
 LISTED_AS_THEY_COME: Final = 20
 
 
@@ -84,6 +86,15 @@ class View:
             percent = f"{progress.percent} %, " if progress.total else ""
             waits = "".join(f"; waits: {clean(why)}" for why in progress.waits_for)
             print(f"{self._title}: {percent}{facts(progress)}{waits}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def say(self, message: str, level: str = "info", who: str = "") -> None:
+        """A line of a job's log."""
+        line = Text(LEVELS.get(level, ""), style=LEVEL_STYLES.get(level, "dim"))
+        if who:
+            line.append(f"{clean(who)}  ", style="dim")
+        line.append(clean(message), style="default")
+        line.truncate(self._console.width if self._live else 500, overflow="ellipsis")
+        self._console.print(line, soft_wrap=True)
 
     def _failed(self, child: Child) -> None:
         self._listed += 1

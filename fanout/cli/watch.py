@@ -8,6 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from fanout.engine import Engine
+from fanout.errors import FanoutError
+from fanout.events import Event
 from fanout.handle import JobHandle
 from fanout.states import Status
 from fanout.values import Child, FailureReason, Progress
@@ -24,6 +26,10 @@ NEW_FAILURES_LOOKED_FOR: Final = 1000
 """Failures come by document key, not by time: above this many nobody looks which are new."""
 GROUPS: Final = 10
 SLOWEST: Final = 5
+EARLIER_LINES: Final = 50
+"""Log lines from before `watch` was called that are shown as well."""
+LAST_LINES_SECONDS: Final = 0.5
+"""How long the last lines of a job that has closed are waited for, after each that comes."""
 
 
 def watch(
@@ -36,7 +42,8 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Follow a job to its end: bar, rate, what is left, failures as they come, what it waits for.
+    """Follow a job to its end: bar, rate, what is left, log lines and failures as they come, what
+    it waits for.
 
     Ends with 0 (completed), 4 (completed, but children failed) or 1 (failed or cancelled). --json
     prints the progress again and again, the last line when it is closed.
@@ -77,18 +84,65 @@ async def followed(
         async for last in handle.watch(interval or 1.0):
             print_json(last)
     else:
-        last = await _live(handle, interval)
+        last = await _live(engine, handle, interval)
         await summary(handle, last)
     return of_outcome(last.status, last.failed) if last is not None else 1
 
 
-async def _live(handle: JobHandle, interval: float | None) -> Progress:
+async def _live(engine: Engine, handle: JobHandle, interval: float | None) -> Progress:
     progress = await handle.progress()
     failures = Failures(handle)
     with View(f"{progress.kind} {progress.id}") as view:
-        async for progress in handle.watch(interval):
-            view.show(progress, await failures.new(progress))
+        lines = _Lines(view)
+        reading = asyncio.create_task(lines.read(engine, handle))
+        try:
+            async for progress in handle.watch(interval):
+                view.show(progress, await failures.new(progress))
+            await lines.settle(reading)
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
     return progress
+
+
+class _Lines:
+    """The log lines of a job, as they come."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._count = 0
+
+    async def read(self, engine: Engine, handle: JobHandle) -> None:
+        """Until the job's end. Trouble with the log is no trouble with the job."""
+        try:
+            head = (await engine.events.heads([handle.id])).get(handle.id)
+            after = None
+            if head is not None:
+                first = max(head.first_number - 1, head.last_number - EARLIER_LINES)
+                after = f"{head.generation}.{first}"
+            async for event in handle.events(after):
+                self._count += 1
+                self._show(event)
+        except FanoutError as error:
+            self._view.say(f"the log cannot be read: {error}", "warning")
+
+    def _show(self, event: Event) -> None:
+        data = event.data
+        if event.type == "log":
+            key = data.get("key")
+            level = str(data.get("level", "info"))
+            self._view.say(str(data.get("message", "")), level, str(key or ""))
+        elif event.type == "dropped":
+            self._view.say(f"{data.get('count')} lines were dropped here", "warning")
+        elif event.type == "reset":
+            self._view.say("lines are missing here", "warning")
+
+    async def settle(self, reading: asyncio.Task[None]) -> None:
+        """Let the last lines come."""
+        count = -1
+        while not reading.done() and count != self._count:
+            count = self._count
+            await asyncio.wait([reading], timeout=LAST_LINES_SECONDS)
 
 
 async def summary(handle: JobHandle, progress: Progress) -> None:

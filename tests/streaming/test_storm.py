@@ -58,7 +58,7 @@ class Storm:
             await relay.stop()
 
     async def a_relay(self) -> Relay:
-        while not (there := [relay for relay in self.relays if relay is not None]):
+        while not (there := [one for one in self.relays if one is not None]):  # noqa: ASYNC110 - a person would
             await asyncio.sleep(0.01)
         return random.choice(there)
 
@@ -75,7 +75,7 @@ class Storm:
             try:
                 async for chunk in subscription.chunks():
                     for message in browser.feed(chunk):
-                        assert message.name not in {"reset"}, message
+                        assert message.name != "reset", message
                         if message.name in {"log", "end"}:
                             assert message.number == expected, (message.number, expected)
                             expected += 1

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-
 ENDS = re.compile(rb"\r\n|\n|\r")
 
 
