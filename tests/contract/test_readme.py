@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 import fanout
@@ -38,6 +39,55 @@ def test_the_program_of_the_readme_runs_as_printed(tmp_path: Path, database: str
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[0] == "completed with failures 85 15"
     assert ran.stdout.splitlines()[1] == "paper-0 no text found (scanned images?)"
+
+
+def _written_to(folder: Path) -> None:
+    """The programs of the README, as a reader has them in the end."""
+    for block in _blocks("python"):
+        name = re.match(r"# (\w+\.py)", block)
+        assert name is not None, block
+        text = block.replace("Engine.embedded()", "Engine()")
+        (folder / name[1]).write_text(text, encoding="utf-8")
+
+
+def test_the_service_of_the_readme_is_mounted_and_followed(tmp_path: Path, database: str) -> None:
+    """The app submits, works, serves the page under its prefix, and a program reads its events."""
+    _written_to(tmp_path)
+    environment = {"DATABASE_URL": database, "PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "service:app", "--port", "0"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        try:
+            assert serving.stderr is not None
+            said = next(line for line in serving.stderr if "running on" in line)
+            [url] = re.findall(r"http://[\d.:]+", said)
+            with httpx.Client(base_url=url) as client:
+                job = client.post("/imports", json={"ids": [1, 7, 9]}).json()["job"]
+                assert "<title>" in client.get("/fanout/").text
+                assert "FanoutEvents" in client.get("/fanout/static/fanout-events.js").text
+                lines = client.get(
+                    f"/fanout/v1/jobs/{job}/events", headers={"accept": "application/x-ndjson"}
+                ).text
+                assert "1 pages" in lines
+                assert "2 pages" in lines
+            followed = subprocess.run(
+                [sys.executable, "watch.py", str(job)],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert followed.returncode == 0, followed.stderr
+            assert "log paper-9 2 pages" in followed.stdout
+            assert "failed paper-7 no text found" in followed.stdout
+        finally:
+            serving.terminate()
 
 
 def test_every_command_of_the_readme_exists() -> None:
