@@ -30,7 +30,8 @@ def routes() -> str:
 def all_problems() -> str:
     """The table of problems, as docs/http.md has it."""
     told = {(status, kind): title for _, status, kind, title in problems.TABLE}
-    for one in [problems.ApiError, *problems.ApiError.__subclasses__()]:
+    errors: list[type[problems.ApiError]] = [problems.ApiError, *problems.ApiError.__subclasses__()]
+    for one in errors:
         told[one.status, one.kind] = one.title
     told[405, "method-not-allowed"] = "This method is not for this page"
     told[500, "defect"] = "This is a defect of the server"
