@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -38,8 +40,14 @@ async def _page(_: Request) -> Response:
 
 
 def page_routes() -> list[BaseRoute]:
-    """`/` and `/static/…`."""
+    """`/` and `/static/…`, compressed to a third; nothing else is, for streams must not be."""
+    compressed = [Middleware(GZipMiddleware, minimum_size=500)]
     return [
-        Route("/", _page, name="page"),
-        Mount("/static", _Files(directory=FOLDER, check_dir=False), name="static"),
+        Route("/", _page, name="page", middleware=compressed),
+        Mount(
+            "/static",
+            _Files(directory=FOLDER, check_dir=False),
+            name="static",
+            middleware=compressed,
+        ),
     ]

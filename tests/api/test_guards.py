@@ -147,6 +147,17 @@ async def test_a_write_from_another_site_is_refused(
     assert await count_jobs(shared) == before
 
 
+@pytest.mark.parametrize("path", ["/", "/static/app.css", "/static/fanout-events.js"])
+async def test_the_page_comes_compressed_to_who_asks_for_it(shared: House, path: str) -> None:
+    """The page and its files, a third of the bytes; to who does not ask, as they are."""
+    packed = await shared.client.get(path, headers={"Accept-Encoding": "gzip"})
+    plain = await shared.client.get(path, headers={"Accept-Encoding": "identity"})
+    assert packed.status_code == plain.status_code == 200
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert "Content-Encoding" not in plain.headers
+    assert packed.content == plain.content
+
+
 async def test_the_page_itself_may_write(shared: House) -> None:
     """Same origin, by what browsers say."""
     for headers in (
