@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lines import Read, as_event, line, read_of
+
 ROOT = Path(__file__).parents[2]
 CHILDREN = 200
 
@@ -99,12 +101,63 @@ def test_a_report_can_be_compared(report: dict[str, Any], tmp_path: Path) -> Non
     assert "1.000" in done.stdout
 
 
+def ran(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """A report, and what was printed."""
+    file = folder / "report.json"
+    done = bench("run", *arguments, "--rounds", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = json.loads(file.read_text())
+    return read, done.stdout
+
+
+def test_every_client_gets_every_line(tmp_path: Path) -> None:
+    """`sse_relay` with a few clients: all contenders but those that a machine need not have."""
+    report, printed = ran(
+        *(tmp_path, "sse_relay", "--clients", "4", "--many", "6", "--burst", "20"),
+        *("--seconds", "0.2", "--skip", "nchan,plain_sse"),
+    )
+    assert "kib_per_idle_client" in printed
+    assert report["left_out"] == ["nchan", "plain_sse"]
+    assert list(report["contenders"]) == ["fanout", "raw_asgi"]
+    for one in report["rounds"]:
+        assert one["burst"]["delivered"] == 4 * 20
+        assert not one["burst"]["missing"] + one["burst"]["broken"]
+        assert not one["steady"]["broken"]
+        assert 0 < one["steady"]["p50"] <= one["steady"]["p99"]
+        assert one["cpu_us_per_lone_delivery"] >= 0
+    assert report["many"]["delivered"] == 6 * 2
+    assert report["ratio_to_nchan"] is None
+
+
+def test_watching_changes_no_count(tmp_path: Path) -> None:
+    """`notify` with a few children: all of them are made and counted, whoever watches."""
+    report, printed = ran(tmp_path, "notify", "--children", "100", "--clients", "3")
+    assert "loss_with_lines" in printed
+    assert report["exact"] is True
+    assert [one["beside"] for one in report["rounds"]] == ["quiet", "lines", "watchers"]
+    assert report["offered_rate"] < report["highest_rate"]
+
+
+def test_lines_are_found_again() -> None:
+    """What clients read is cut anywhere, and framed by servers in several ways."""
+    frames = [b"event: log\ndata: %s\n\n" % as_event(line(number)) for number in (7, 8, 10)]
+    whole = read_of(b"1f\r\n" + frames[0] + frames[1] + b"\r\n" + frames[2][:50])
+    assert (whole.first, whole.last, whole.is_gapless) == (7, 8, True)
+    rest = read_of(whole.rest + frames[2][50:])
+    assert (rest.first, rest.last, rest.rest) == (10, 10, b"")
+    assert not read_of(b"".join(frames)).is_gapless
+    assert read_of(frames[0].replace(b"\n", b"\r\n")).last == 7
+    assert read_of(b"event: progress\n\n" + frames[0][:9]) == Read(0, 0, frames[0][:9])
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["run", "fan_out", "--children", "0"], "--children"),
         (["run", "fan_out", "--skip", "nothing"], "--skip"),
         (["run", "fan_out", "--children", "3", "--batches", "4"], "--children"),
+        (["run", "sse_relay", "--skip", "naive"], "--skip"),
+        (["run", "sse_relay", "--clients", "1"], "--clients"),
     ],
 )
 def test_nonsense_is_refused_before_a_server_starts(arguments: list[str], named: str) -> None:
