@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["ABORT", "EventStream"]
 
 ABORT: Final = "fanout.abort"
-"""The extension of our own server: cut the connection, with what it has not sent."""
+"""The extension of our own server. `cut` cuts the connection, with what it has not sent; `write`
+writes a part of a body without waiting, or says False: the way through `send` costs ten times that.
+"""
 
 HEADERS: Final = {"Cache-Control": "no-store, no-transform"}
 
@@ -72,7 +74,11 @@ class EventStream(EventSourceResponse):
         leaving = _Leaving(receive, writing, self._may_still, self._service)
         try:
             await send(start)
+            write: Callable[[bytes], bool] = _server_of(scope).get("write", _cannot)
+            self._subscription.write_by(write)
             async for chunk in self._subscription.chunks():
+                if write(chunk):
+                    continue
                 # Waits only while what was written before lies in the socket's buffer.
                 async with asyncio.timeout(self._service.settings.send_timeout):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -136,10 +142,19 @@ class _Leaving:
 
 async def _cut(scope: Scope) -> None:
     """Closing would wait until everything is sent, which such a reader never lets happen."""
-    abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT, {}).get("cut")
+    abort: Callable[[], None] | None = _server_of(scope).get("cut")
     if abort is not None:
         abort()
         await asyncio.sleep(0)  # the server hears of it in the loop's next round
+
+
+def _server_of(scope: Scope) -> dict[str, Any]:
+    extension: dict[str, Any] = (scope.get("extensions") or {}).get(ABORT, {})
+    return extension
+
+
+def _cannot(_chunk: bytes) -> bool:
+    return False
 
 
 async def _nothing() -> AsyncIterator[bytes]:

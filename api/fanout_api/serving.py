@@ -127,8 +127,25 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins; the next one on this connection, too."""
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"cut": self.transport.abort}}
+        self.scope["extensions"] = {ABORT: {"cut": self.transport.abort, "write": self.write_now}}
         self._arm()
+
+    def write_now(self, chunk: bytes) -> bool:
+        """Write a part of the body that is being sent.
+
+        False, and nothing is written: there is none, or the reader does not keep up.
+        """
+        cycle = self.cycle
+        if (
+            not cycle.chunked_encoding
+            or cycle.response_complete
+            or cycle.disconnected
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        return True
 
     def on_headers_complete(self) -> None:
         """The rest is the body, which has its own limit."""

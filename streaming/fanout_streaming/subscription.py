@@ -19,7 +19,7 @@ from .frames import bye, event_frame, retry_frame
 from .topic import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from .frames import Entry
     from .relay import Relay
@@ -157,6 +157,10 @@ class Subscription:
         self._is_sse = encoding == "sse"
         self._many = len(places) > 1
         self._event = asyncio.Event()
+        self._write: Callable[[bytes], bool] | None = None
+        self._is_due = False
+        self._is_waiting = False
+        self._unsent = b""
         self._closed = False
         self._is_draining = False
         self._ends_at = time.monotonic() + relay.settings.max_age * random.uniform(0.8, 1.2)
@@ -173,7 +177,12 @@ class Subscription:
 
     def wake(self) -> None:
         """There is something."""
-        self._event.set()
+        if self._write is None or not self._is_waiting:
+            self._event.set()
+        elif not self._is_due:
+            # Soon, not now: whatever else has arrived is written with it.
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._write_now, self._write)
 
     def tick(self, now: float) -> None:
         """Once a second: is a heartbeat due, or is this reader to connect again?"""
@@ -195,6 +204,32 @@ class Subscription:
             )
 
     # -- reading ---------------------------------------------------------------------------------
+
+    def write_by(self, write: Callable[[bytes], bool]) -> None:
+        """Have what comes written at once while `chunks()` waits for it: most readers keep up, and
+        need no task to wake for that.
+
+        `write` does not wait. It says False where it cannot write: `chunks()` then has the bytes.
+        """
+        if self._is_sse and not self._many:
+            self._write = write
+
+    def _write_now(self, write: Callable[[bytes], bool]) -> None:
+        self._is_due = False
+        if not self._is_waiting or self._event.is_set():
+            self._event.set()
+            return
+        now = time.monotonic()
+        ends = self._is_draining or self._closed or now >= self._ends_at
+        parts = None if ends else self._quick_parts(self._places[0])
+        if parts is None:
+            self._event.set()
+        elif parts:
+            self.last_sent_at = now
+            chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+            if not write(chunk):
+                self._unsent = chunk
+                self._event.set()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Bytes to be written, at most about 64 KiB at a time: everything that is there, joined.
@@ -219,8 +254,16 @@ class Subscription:
                 elif self._is_draining:
                     yield bye()
                 return
-            if not parts:
+            if parts:
+                continue
+            self._is_waiting = True
+            try:
                 await self._event.wait()
+            finally:
+                self._is_waiting = False
+            if self._unsent:
+                chunk, self._unsent = self._unsent, b""
+                yield chunk
 
     async def events(self) -> AsyncIterator[Event]:
         """The events one by one, for programs, until the last stream's end.
