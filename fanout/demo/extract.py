@@ -333,9 +333,22 @@ _FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.{0,10000}?)\n---[ \t]*\n", re
 _FRONT_TITLE: Final = re.compile(r"^title:[ \t]*(.+)$", re.MULTILINE)
 
 
-def _markdown_text(source: str) -> _Text:
+_MARKDOWN_LOCK: Final = threading.Lock()
+
+
+@cache
+def _markdown_is_warm() -> bool:
+    # mdurl fills its tables of characters on first use, where other threads see them half full.
     from markdown_it import MarkdownIt  # noqa: PLC0415 - 0.1 s
 
+    return bool(MarkdownIt("commonmark").render("[a](http://b/%20c) <http://b/%20c>"))
+
+
+def _markdown_text(source: str) -> _Text:
+    from markdown_it import MarkdownIt  # noqa: PLC0415
+
+    with _MARKDOWN_LOCK:
+        _markdown_is_warm()
     title = ""
     if front := _FRONT_MATTER.match(source):
         source = source[front.end() :]

@@ -1,5 +1,7 @@
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -441,3 +443,28 @@ def test_threads_load_the_language_model_once(
         list(pool.map(extract, [path] * 8))
 
     assert len(loads) == 1
+
+
+def test_the_first_documents_may_be_read_by_threads_at_once(tmp_path: Path) -> None:
+    """Libraries that fill tables on first use do so before a second thread looks: no document of a
+    new process fails for want of luck."""
+    (tmp_path / "links.md").write_text("[a](http://example.org/%20b?c=d) <http://e.org/%20f>\n" * 9)
+    program = f"""
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from fanout.demo.extract import MediaKind, extract
+
+sys.setswitchinterval(1e-5)
+start = threading.Barrier(4)
+
+def read(_):
+    start.wait()
+    return extract(Path({str(tmp_path / "links.md")!r}), MediaKind.MARKDOWN, name="links.md").words
+
+with ThreadPoolExecutor(4) as pool:
+    assert len(set(pool.map(read, range(4)))) == 1
+"""
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr.decode()
