@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -23,9 +24,18 @@ from .serving import _loop_factory
 if TYPE_CHECKING:
     from fanout_api.serving import Server
 
-__all__ = ["AllowHost", "Host", "Port", "api", "listening", "serving"]
+__all__ = ["INSTALL", "AllowHost", "Host", "Port", "api", "has_page", "listening", "serving"]
 
 DEFAULT_PORT: Final = 8321
+INSTALL: Final = 'pip install "pgfanout[api]"'
+LIBRARIES: Final = (
+    "httptools",
+    "openapi_pydantic",
+    "prometheus_client",
+    "sse_starlette",
+    "starlette",
+    "uvicorn",
+)
 
 Host = Annotated[
     str,
@@ -98,13 +108,20 @@ def _engine(app: str | None, dsn: str | None, schema: str | None) -> Engine:
     return engine
 
 
+def has_page() -> bool:
+    """Is the extra `api` installed?"""
+    return all(find_spec(name) is not None for name in LIBRARIES)
+
+
 def listening(host: str, port: int) -> list[socket.socket]:
     """Bound sockets, or a readable error.
 
     Raises:
         ConfigurationError: there would be no auth on an address that others can reach.
-        UsageError: the address cannot be had.
+        UsageError: the extra is not installed, or the address cannot be had.
     """
+    if not has_page():
+        raise UsageError("api", "it is not installed", INSTALL)
     from fanout_api import ApiSettings  # noqa: PLC0415 - an extra
     from fanout_api.serving import bound_sockets  # noqa: PLC0415
 

@@ -7,32 +7,17 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import Final
 
 from fanout.engine import Engine
 from fanout.errors import UsageError
 
-from .api import DEFAULT_PORT, address_of, listening, serving
+from .api import DEFAULT_PORT, INSTALL, address_of, has_page, listening, serving
 from .database import say
 
-__all__ = ["HOST", "INSTALL", "Page", "has_page", "page_beside"]
+__all__ = ["HOST", "Page", "page_beside"]
 
 HOST: Final = "127.0.0.1"
-INSTALL: Final = 'pip install "pgfanout[api]"'
-LIBRARIES: Final = (
-    "httptools",
-    "openapi_pydantic",
-    "prometheus_client",
-    "sse_starlette",
-    "starlette",
-    "uvicorn",
-)
-
-
-def has_page() -> bool:
-    """Is the extra `api` installed?"""
-    return all(find_spec(name) is not None for name in LIBRARIES)
 
 
 class Page:

@@ -13,10 +13,10 @@ import typer
 from fanout import embedded
 from fanout.migrate import migrate
 
-from .api import DEFAULT_PORT, Port, address_of, listening, serving
+from .api import DEFAULT_PORT, INSTALL, Port, address_of, has_page, listening, serving
 from .channel import STOP_SIGNALS, Channel, Word, exit_in
 from .database import Schema, say, settings_for
-from .demo_page import HOST, INSTALL, has_page
+from .demo_page import HOST
 from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs

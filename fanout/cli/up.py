@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fanout import embedded
-from fanout.errors import UsageError
 
 from .api import DEFAULT_PORT, AllowHost, Host, Port, address_of, listening, serving
 from .channel import STOP_SIGNALS
 from .database import Schema, checked
-from .demo_page import INSTALL, has_page
 from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs
@@ -57,8 +55,6 @@ def up(
     Prints "ready" and the page's address. The first Ctrl-C lets running handlers end, for 5 s; the
     second ends them at once.
     """
-    if not has_page():
-        raise UsageError("api", "it is not installed", f"{INSTALL}, or run fanout worker alone")
     set_up_logs(LogFormat.TEXT, log_level, f"{socket.gethostname()}-{os.getpid()}")
     sockets = listening(host, port)
     if schema:

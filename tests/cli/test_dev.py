@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fanout.cli import demo_page
 from fanout.cli.sources import Sources
 from tests.cli.harness import command, environment, finished, nothing_left, until
 
@@ -116,11 +115,12 @@ async def test_changes_of_an_app_are_seen(tmp_path: Path, monkeypatch: pytest.Mo
     assert await seen == str(package / "jobs.py")
 
 
-async def test_up_without_the_extra_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["up", "api"])
+async def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """One line, and the exit code of bad input."""
-    monkeypatch.setattr(demo_page, "LIBRARIES", ("no_such_library",))
-    said = await command(capsys, "up")
+    monkeypatch.setattr("fanout.cli.api.LIBRARIES", ("no_such_library",))
+    said = await command(capsys, name)
     assert (said.code, said.is_readable_error) == (2, True)
     assert 'pip install "pgfanout[api]"' in said.err

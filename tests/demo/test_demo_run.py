@@ -199,7 +199,7 @@ async def test_without_the_extra_it_goes_on_without_a_page(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line says what to install."""
-    monkeypatch.setattr(demo_page, "LIBRARIES", ("starlette", "no_such_library"))
+    monkeypatch.setattr("fanout.cli.api.LIBRARIES", ("starlette", "no_such_library"))
     async with demo_page.page_beside(Engine("postgresql://nobody@127.0.0.1:1/none"), None) as page:
         assert page is None
     assert 'pip install "pgfanout[api]"' in capsys.readouterr().err
