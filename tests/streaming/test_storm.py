@@ -24,7 +24,7 @@ from tests.streaming.wire import Browser
 CLOSE = """
 UPDATE fanout.job SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL,
        lease_expires_at = NULL WHERE id = $1"""
-EVENTS = int(os.environ.get("FANOUT_STORM_EVENTS", "4000"))
+EVENTS = int(os.environ.get("FANOUT_STORM_EVENTS", "3000"))
 """20,000 take a minute and a half on two busy cores."""
 READERS = 50
 
