@@ -283,8 +283,7 @@ async def _searched(relay: Relay, size: Size) -> tuple[dict[str, Any] | None, li
     rate = min(MOST_EVENTS, FIRST_DELIVERIES / size.clients)
     halvings = HALVINGS
     while True:
-        step = {"offered": round(rate, 1)} | await relay.step(rate, size.seconds)
-        steps.append(step)
+        step = await _looked_at(relay, rate, size.seconds, steps)
         if step["is_good"]:
             good = rate
             if best is None or step["deliveries"] > best["deliveries"]:
@@ -306,6 +305,16 @@ async def _searched(relay: Relay, size: Size) -> tuple[dict[str, Any] | None, li
             return best, steps
         else:
             rate = min(MOST_EVENTS, rate * 2)
+
+
+async def _looked_at(
+    relay: Relay, rate: float, seconds: float, steps: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One rate; a second time where it was not good, for the machine may have hiccuped."""
+    steps.append({"offered": round(rate, 1)} | await relay.step(rate, seconds))
+    if not steps[-1]["is_good"] and await relay.drained():
+        steps.append({"offered": round(rate, 1)} | await relay.step(rate, seconds))
+    return steps[-1]
 
 
 @asynccontextmanager
