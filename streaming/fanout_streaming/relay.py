@@ -83,6 +83,7 @@ class Relay:
         self._writer = uuid4()
         self._batches = count(1)
         self._readers: set[Subscription] = set()
+        self._due: list[Subscription] = []
         self._is_draining = False
         self._drained = asyncio.Event()
         self._details: dict[int, tuple[float, Progress]] = {}
@@ -217,6 +218,19 @@ class Relay:
             topic.readers.discard(subscription)
             topic.wants_progress -= progress
             topic.idle_since = time.monotonic()
+
+    def write_soon(self, subscription: Subscription) -> None:
+        """Called by a subscription that is to be written to: one call for all of them, or the
+        garbage collector would run with every event that thousands get.
+        """
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._write_due)
+        self._due.append(subscription)
+
+    def _write_due(self) -> None:
+        due, self._due = self._due, []
+        for subscription in due:
+            subscription.write_now()
 
     async def _held_topic(self, stream_id: int) -> Topic:
         """The topic of a stream, which stays until the caller lets it go (`holds -= 1`)."""

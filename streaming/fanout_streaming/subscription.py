@@ -182,7 +182,7 @@ class Subscription:
         elif not self._is_due:
             # Soon, not now: whatever else has arrived is written with it.
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._write_now, self._write)
+            self._relay.write_soon(self)
 
     def tick(self, now: float) -> None:
         """Once a second: is a heartbeat due, or is this reader to connect again?"""
@@ -214,9 +214,11 @@ class Subscription:
         if self._is_sse and not self._many:
             self._write = write
 
-    def _write_now(self, write: Callable[[bytes], bool]) -> None:
+    def write_now(self) -> None:
+        """Called by the relay, soon after a wake."""
         self._is_due = False
-        if not self._is_waiting or self._event.is_set():
+        write = self._write
+        if write is None or not self._is_waiting or self._event.is_set():
             self._event.set()
             return
         now = time.monotonic()
