@@ -175,8 +175,12 @@ async def test_a_database_that_is_down_is_waited_for(tmp_path: Path) -> None:
     """Said once, not a crash; and a signal still ends it."""
     dsn = "postgresql://me:secret@127.0.0.1:1/none"
     process = await spawned("worker", "--app", APP, DATABASE_URL=dsn)
-    await asyncio.sleep(2.5)
-    code, err = await stopped(process, signal.SIGTERM)
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        err = (await process.stderr.readuntil(b"waits for the database")).decode()
+    await asyncio.sleep(1)  # time for more tries, which say nothing
+    code, rest = await stopped(process, signal.SIGTERM)
+    err += rest
     assert code == 0
     assert err.count("waits for the database") == 1
     assert "secret" not in err

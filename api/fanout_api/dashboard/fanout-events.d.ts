@@ -43,7 +43,7 @@ export interface Status {
 
 /** A stored event. Each is handed out once, in the order of numbers. */
 export interface StoredEvent {
-  type: "log" | "step" | "failed" | "retry" | "dropped" | "end";
+  type: "log" | "step" | "failed" | "retry" | "dropped" | "reopened" | "end";
   /** The job that was followed. */
   stream: number;
   id: Cursor;

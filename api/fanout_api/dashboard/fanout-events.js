@@ -17,7 +17,7 @@
  * HTTP/1.1), lets go of it in a tab that is hidden for long, and says how current it is.
  */
 
-const NUMBERED = ["log", "step", "failed", "retry", "dropped", "end"];
+const NUMBERED = ["log", "step", "failed", "retry", "dropped", "reopened", "end"];
 const FRAMES = ["hello", "hb", "bye", "reset", "progress", ...NUMBERED];
 const MOST_JOBS = 32;
 const NEWEST = 1000; // lines that the server gives for "newest"

@@ -248,7 +248,7 @@ function shown(context, first, soon) {
     // Counters that were on their way while newer ones were read do not take the bar back.
     const isOld = (data) => data.generation === job.generation && data.completed < job.completed;
     events.on("progress", ({ data }) => { if (data.id === id && !isOld(data)) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
-    for (const type of ["log", "step", "failed", "retry", "dropped", "end"]) {
+    for (const type of ["log", "step", "failed", "retry", "dropped", "reopened", "end"]) {
       events.on(type, (event) => { log.add(event); if (type === "end") soon(); else if (isChild && type !== "log" && type !== "step") soon(); leave(); });
     }
     events.on("reset", ({ data }) => log.add({ type: "reset", id: data.from, number: 0, data }));

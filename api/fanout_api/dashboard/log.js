@@ -271,6 +271,7 @@ function wordsOf({ type, data }) {
   if (type === "step") return `${count(data.done ?? 0)} of ${count(data.of ?? 0)}${data.message ? ` · ${data.message}` : ""}`;
   if (type === "dropped") return `${many(data.count ?? 0, "line")} lost here: they came faster than they could be stored`;
   if (type === "reset") return `what was before ${data.from} is no longer kept (${data.reason})`;
+  if (type === "reopened") return "opened again: failed children are tried once more";
   if (type === "end") return `ended${data.status ? `: ${data.status}` : ""}`;
   if (type === "retry" && data.delay !== undefined) return `${data.message ?? "failed"}, again in ${Math.round(data.delay)} s`;
   const { message = "", ...more } = data;
