@@ -38,6 +38,7 @@ LINES: Final = 2000
 CHUNK: Final = 100
 """Children in one statement: at half the rate larger ones would come in jerks."""
 LATE_SECONDS: Final = 60.0
+READ_SECONDS: Final = 20.0
 
 IS_OPEN: Final = "SELECT finished_at IS NULL FROM fanout.job WHERE id = $1"
 # Not from the batch's own creation: its clients connect before it begins.
@@ -110,10 +111,13 @@ async def _one(
                 servers.asked(MODULES["fanout"], database, json.dumps(work.as_json()))
             )
         talker, stream = await talking(stack, database, work)
+        said = int(lines * work.children / rate)
+        watching = None
         if watchers:
             relay = await stack.enter_async_context(api(database, stream))
             watching = await stack.enter_async_context(servers.asked("benchmarks.watchers"))
             await watching.ask(do="connect", port=relay.port, path=relay.path, clients=watchers)
+            await watching.ask(do="begin", first=1, last=said)
         before = server.cpu_seconds()
         started = time.perf_counter()
         talker.tell(do="fan_out", children=work.children, rate=rate, lines=lines)
@@ -121,6 +125,8 @@ async def _one(
             while await connection.fetchval(IS_OPEN, stream):  # noqa: ASYNC110 - other processes end it
                 await asyncio.sleep(LOOK_SECONDS)
         after = server.cpu_seconds()
+        client_seconds = time.perf_counter() - started
+        read = await watching.ask(do="until", seconds=READ_SECONDS) if said and watching else {}
         seconds = await connection.fetchval(MADE_TO_FINISHED, stream)
         row = await connection.fetchrow(RECOUNT, [stream])
         assert row is not None
@@ -128,7 +134,11 @@ async def _one(
             "offered": round(rate, 1),
             "rate": work.children / seconds,
             "seconds": seconds,
-            "client_seconds": time.perf_counter() - started,
+            "client_seconds": client_seconds,
+            "lines_said": said,
+            "lines_read": read.get("delivered", 0),
             "server_cpu_seconds": None if before is None or after is None else after - before,
-            "exact": row["completed"] == row["children_completed"] == work.children,
+            "exact": row["completed"] == row["children_completed"] == work.children
+            and read.get("delivered", 0) == said
+            and not read.get("gaps"),
         }
