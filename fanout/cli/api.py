@@ -19,7 +19,7 @@ from .database import Dsn, Schema, checked, found
 from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs
-from .serving import _loop_factory
+from .serving import _loop_factory, spare_collector
 
 if TYPE_CHECKING:
     from fanout_api.serving import Server
@@ -85,6 +85,7 @@ def api(
     def ready() -> None:
         print(f"ready {address_of(host, sockets)}", flush=True)  # noqa: T201 - for who started it
 
+    spare_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_served(server, sockets, ready))
     return Exit.FINE

@@ -21,7 +21,7 @@ from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs
 from .output import console, near
-from .serving import _loop_factory
+from .serving import _loop_factory, spare_collector
 from .sources import Sources
 from .supervisor import Supervisor, environment, python
 from .worker import Fleet
@@ -167,6 +167,7 @@ def _serve_api(app: str, port: int, channel_fd: int) -> int:
         signal.signal(number, signal.SIG_IGN)  # the supervisor's word counts
     engine = load_app(app)
     sockets = listening(HOST, port)
+    spare_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         server = serving(engine, HOST, sockets, None, handle_signals=False)
         runner.run(_served(server, sockets, channel_fd))

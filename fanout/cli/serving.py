@@ -23,8 +23,9 @@ __all__ = ["serve", "spare_collector"]
 
 
 def spare_collector() -> None:
-    """Have the garbage collector leave alone what imports made, and look seldom: a worker makes and
-    drops a few objects a job, none of them in a cycle."""
+    """Have the garbage collector leave alone what imports made, and look seldom: workers and
+    the hub make and drop objects by the thousand, none of them in a cycle; a full collection with
+    5,000 readers takes a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

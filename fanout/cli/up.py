@@ -17,7 +17,7 @@ from .database import Schema, checked
 from .exits import Exit
 from .loading import load_app
 from .logs import LogFormat, LogLevel, set_up_logs
-from .serving import _loop_factory
+from .serving import _loop_factory, spare_collector
 from .supervisor import Supervisor
 from .worker import Fleet
 
@@ -72,6 +72,7 @@ def up(
             log_level=log_level,
         )
         web = serving(load_app(app), host, sockets, allow_host, handle_signals=False)
+        spare_collector()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Everything(fleet, web, sockets, address_of(host, sockets)).run())
     finally:
