@@ -56,6 +56,8 @@ _log = logging.getLogger("fanout.worker")
 PRIORITIES: Final = range(10)
 FULL_LOOK_SECONDS: Final = 1.0
 """How long floors may hide a row that was committed late with an early run_at."""
+FULL_LOOK_SHARE: Final = 20
+"""Full looks take at most one part in so many of the time, however long each of them is."""
 LONGEST_HOARD_SECONDS: Final = 1.0
 """How long a claim may wait in the buffer behind slow handlers before it is given back."""
 DRAIN_SECONDS: Final = 10.0
@@ -134,7 +136,7 @@ class Worker:
         self._typical: dict[str, float] = {}  # kind: seconds that its handlers take
         self._running_slow = 0
         self._floors: dict[tuple[str, int], datetime] = {}
-        self._full_look_at = 0.0
+        self._full_look_due = 0.0  # time.monotonic()
         self._turn = 0
         self._suspect_since: float | None = (
             None  # time.monotonic() since when a job waits to run alone
@@ -407,22 +409,14 @@ class Worker:
 
     async def _claim(self, room: dict[str, int]) -> list[Claim]:
         now = time.monotonic()
-        full_look = not self._floors or now - self._full_look_at >= FULL_LOOK_SECONDS
+        full_look = now >= self._full_look_due
         claims, suspect_age = await self._look(room, full_look=full_look)
-        self._more = _is_used_up(room, claims)
-        if not full_look and not self._more:
-            full_look = True  # what is under the floors is used up: there may be more below them
-            taken = Counter(claim.kind for claim in claims)
-            left = {kind: most - taken[kind] for kind, most in room.items()}
-            rest, suspect_age = await self._look(left, full_look=True)
-            self._more = _is_used_up(left, rest)
-            claims += rest
         if full_look:
-            self._full_look_at = now
-        if self._more:
-            self._raise_floors(claims)
-        else:
-            self._floors.clear()
+            # Long where somebody's open transaction keeps a long dead prefix: then seldom.
+            took = time.monotonic() - now
+            self._full_look_due = now + max(FULL_LOOK_SECONDS, took * FULL_LOOK_SHARE)
+        self._more = _is_used_up(room, claims)
+        self._raise_floors(claims)
         if suspect_age is None:
             self._suspect_since = None
             self._drain_seconds = DRAIN_SECONDS
