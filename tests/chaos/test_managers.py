@@ -81,8 +81,9 @@ async def test_a_manager_that_kills_its_process_each_time_fails_its_batch(
     assert progress.outcome == "failed"
     assert progress.reason is not None
     assert "poison" in progress.reason
-    assert progress.total == 80
-    assert progress.completed + progress.cancelled == 80
+    # It dies at the edge of two chunks, with the second one on its way.
+    assert progress.total in {40, 80}
+    assert progress.completed + progress.cancelled == progress.total
     await settled(conn, fleet.calls)
 
 
