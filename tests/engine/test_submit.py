@@ -468,3 +468,22 @@ async def test_a_delay_is_as_long_as_it_says(engine: Engine, conn: asyncpg.Conne
         job = await handle.job()
         assert job.claimed_at is not None
         assert job.claimed_at - job.created_at < timedelta(seconds=10)
+
+
+async def test_what_commits_late_is_found_below_the_floor(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """A worker's walk begins at the last row it took. A job whose transaction began before that row
+    and commits after it lies below: a full look finds it."""
+
+    @engine.job
+    async def leaf(job: Job[None]) -> None: ...
+
+    async with running(engine):
+        transaction = conn.transaction()
+        await transaction.start()
+        late = await engine.submit(leaf, connection=conn)
+        for _ in range(3):  # the floor rises above it
+            await closed(await engine.submit(leaf))
+        await transaction.commit()
+        assert (await late.wait(30)).outcome == "completed"
