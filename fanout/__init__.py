@@ -36,6 +36,7 @@ from .handle import JobHandle
 from .handlers import Handler
 from .job import Closed, Job
 from .migrate import migrate
+from .options import Options
 from .settings import Settings
 from .states import Status
 from .values import (
@@ -70,6 +71,7 @@ __all__ = [
     "JobRow",
     "JobSummary",
     "LostClaim",
+    "Options",
     "PermanentError",
     "Progress",
     "Refused",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, overload
 
 from .checks import check_kind, check_limit, check_max_retries, check_priority, check_status
 from .embedded import acquire
@@ -17,6 +17,7 @@ from .event_store import EventStore
 from .handle import JobHandle
 from .handlers import Handler, make_handler
 from .migrate import check_schema, migrate
+from .options import Options, encode_options
 from .pool import Pool
 from .settings import MAX_PAYLOAD_BYTES, Settings
 from .states import Status
@@ -65,6 +66,7 @@ class Request:
         "key",
         "max_retries",
         "on_closed",
+        "options",
         "payload",
         "priority",
         "run_at",
@@ -84,6 +86,7 @@ class Request:
         max_retries: int | None = None,
         on_closed: str | None = None,
         tenant: str = "",
+        **options: Unpack[Options],
     ) -> None:
         self.target = target
         self.payload = payload
@@ -94,6 +97,7 @@ class Request:
         self.max_retries = max_retries
         self.on_closed = on_closed
         self.tenant = tenant
+        self.options = options
 
 
 class Engine:
@@ -160,6 +164,7 @@ class Engine:
         on_closed: str | Handler[Any, Any] | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         transient: tuple[type[BaseException], ...] = (),
+        **options: Unpack[Options],
     ) -> _Register: ...
 
     def job(
@@ -172,6 +177,7 @@ class Engine:
         on_closed: str | Handler[Any, Any] | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         transient: tuple[type[BaseException], ...] = (),
+        **options: Unpack[Options],
     ) -> Any:
         """Register a handler: `@engine.job` or `@engine.job(max_retries=3, timeout=1800)`.
 
@@ -182,6 +188,7 @@ class Engine:
             on_closed: the kind of the follow-up job that is enqueued, exactly once, when a job of
                 this kind closes.
             permanent, transient: exceptions to be judged so, before the table in `fanout.failures`.
+            options: defaults of batches of this kind, see `Options`.
 
         Raises:
             ConfigurationError: the name cannot be a kind or is taken, or the function is not a
@@ -198,6 +205,7 @@ class Engine:
                 on_closed=on_closed,
                 permanent=permanent,
                 transient=transient,
+                options=options,
             )
             if handler.name in self.handlers:
                 raise ConfigurationError(
@@ -373,6 +381,7 @@ class Engine:
         on_closed: str | None = None,
         tenant: str = "",
         connection: asyncpg.Connection | None = None,
+        **options: Unpack[Options],
     ) -> JobHandle:
         """Enqueue one job and return at once.
 
@@ -389,6 +398,8 @@ class Engine:
                 transaction, and
                 workers find it within `poll_interval` of the commit, or at once after
                 `engine.wake(kind)`.
+            options: about a batch, see `Options`: partition, closing, concurrency, fail_after,
+                deadline, budget, webhook.
 
         Raises:
             UsageError: names the field and the remedy; nothing was submitted.
@@ -405,6 +416,7 @@ class Engine:
             max_retries=max_retries,
             on_closed=on_closed,
             tenant=tenant,
+            **options,
         )
         return (await self.submit_many([request], connection=connection))[0]
 
@@ -455,6 +467,7 @@ class Engine:
             if handler
             else None,
             on_closed=None if on_closed is None else check_kind(on_closed, "on_closed"),
+            options=encode_options(request.options),
         )
 
     def wake(self, kind: str) -> None:

@@ -25,6 +25,7 @@ from pydantic_core import to_json
 from .checks import check_kind, check_max_retries
 from .errors import ConfigurationError, UsageError
 from .job import Job
+from .options import Options, encode_options
 from .wire import encode
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Handler(Generic[P, R]):
     """The kind of the follow-up job."""
     permanent: tuple[type[BaseException], ...]
     transient: tuple[type[BaseException], ...]
+    options: str | None
+    """Defaults of its batches, as JSON text (`fanout.options`)."""
     payload_type: TypeAdapter[Any] | None
     """None: plain JSON."""
     result_type: TypeAdapter[Any] | None
@@ -125,6 +128,7 @@ def make_handler(
     on_closed: str | Handler[Any, Any] | None,
     permanent: tuple[type[BaseException], ...],
     transient: tuple[type[BaseException], ...],
+    options: Options,
 ) -> Handler[P, R]:
     """Read a function's annotations into a handler. Raises ConfigurationError."""
     kind = check_kind(name if name is not None else getattr(function, "__name__", None), "name")
@@ -161,6 +165,7 @@ def make_handler(
         on_closed=follow_up,
         permanent=tuple(permanent),
         transient=tuple(transient),
+        options=encode_options(options),
         payload_type=payload,
         result_type=result,
     )

@@ -75,6 +75,7 @@ class Store:
             [j.max_retries for j in picked],
             [j.on_closed for j in picked],
             [j.tenant for j in picked],
+            [j.options for j in picked],
         )
 
         async def body(connection: asyncpg.Connection) -> list[Submitted]:
@@ -402,11 +403,11 @@ class Store:
     # -- workers ----------------------------------------------------------------------------------
 
     async def register_kinds(
-        self, kinds: Sequence[tuple[str, int, float, str | None, str | None]]
+        self, kinds: Sequence[tuple[str, int, float, str | None, str | None, str | None]]
     ) -> None:
         """Tell the database about kinds.
 
-        (name, max retries, timeout in seconds, on_closed, payload schema).
+        (name, max retries, timeout in seconds, on_closed, payload schema, options).
         """
         columns = [
             list(column) for column in zip(*sorted(kinds, key=lambda kind: kind[0]), strict=True)

@@ -52,6 +52,8 @@ class NewJob:
     """Seconds from the insert, by the database's clock."""
     max_retries: int | None = None
     on_closed: str | None = None
+    options: str | None = None
+    """JSON text, see `fanout.options`."""
 
 
 @dataclass(frozen=True, slots=True)

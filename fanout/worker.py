@@ -212,7 +212,14 @@ class Worker:
         try:
             await self._store.register_kinds(
                 [
-                    (h.name, h.max_retries, h.timeout, h.on_closed, h.payload_schema())
+                    (
+                        h.name,
+                        h.max_retries,
+                        h.timeout,
+                        h.on_closed,
+                        h.payload_schema(),
+                        h.options,
+                    )
                     for h in self._handlers.values()
                 ]
             )

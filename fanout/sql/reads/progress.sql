@@ -25,7 +25,7 @@ SELECT j.id, j.kind, j.parent_id, j.status, j.verdict, j.reason, j.error, j.gene
        (SELECT count(DISTINCT ahead.batch)::int
           FROM first_due f CROSS JOIN LATERAL (
                SELECT COALESCE(a.parent_id, a.id) AS batch FROM fanout.job a
-                WHERE a.status = 'pending' AND a.deaths = 0 AND a.kind = f.kind AND a.priority <= f.priority
+                WHERE a.status = 'pending' AND a.deaths = 0 AND NOT a.paused AND a.partition IS NULL AND a.kind = f.kind AND a.priority <= f.priority
                   AND a.run_at <= statement_timestamp()
                   AND (a.priority, a.run_at, a.id) < (f.priority, f.run_at, f.id)
                 ORDER BY a.priority, a.run_at, a.id LIMIT 1000) ahead

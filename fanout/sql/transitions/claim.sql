@@ -8,7 +8,8 @@ WITH pick AS MATERIALIZED (
       FROM unnest($1::text[], $2::smallint[], $3::timestamptz[], $7::int[]) AS w (kind, priority, floor, most)
      CROSS JOIN LATERAL (
            SELECT j.id FROM fanout.job j
-            WHERE j.status = 'pending' AND j.deaths = 0 AND j.kind = w.kind AND j.priority = w.priority
+            WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NULL
+              AND j.kind = w.kind AND j.priority = w.priority
               AND j.run_at <= statement_timestamp() AND j.run_at >= w.floor
             ORDER BY j.run_at, j.id LIMIT w.most FOR NO KEY UPDATE SKIP LOCKED) due
      LIMIT $4),
@@ -27,6 +28,6 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
   FROM (SELECT DISTINCT kind FROM unnest($1::text[]) AS k (kind)) AS k
  CROSS JOIN LATERAL (
        SELECT j.run_at FROM fanout.job j
-        WHERE j.status = 'pending' AND j.deaths > 0 AND j.kind = k.kind AND j.run_at <= statement_timestamp()
+        WHERE j.status = 'pending' AND j.deaths > 0 AND NOT j.paused AND j.kind = k.kind AND j.run_at <= statement_timestamp()
         ORDER BY j.run_at LIMIT 1) s
 HAVING min(s.run_at) IS NOT NULL

@@ -5,7 +5,7 @@ WITH pick AS MATERIALIZED (
       FROM unnest($1::text[]) AS w (kind)
      CROSS JOIN LATERAL (
            SELECT j.id FROM fanout.job j
-            WHERE j.status = 'pending' AND j.deaths > 0 AND j.kind = w.kind AND j.run_at <= statement_timestamp()
+            WHERE j.status = 'pending' AND j.deaths > 0 AND NOT j.paused AND j.kind = w.kind AND j.run_at <= statement_timestamp()
             ORDER BY j.run_at, j.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) due
      LIMIT 1)
 UPDATE fanout.job j

@@ -44,7 +44,7 @@ follow_up AS (
       JOIN fanout.job own ON own.id = z.id
       LEFT JOIN fanout.kind k ON k.name = z.on_closed
      WHERE z.on_closed IS NOT NULL
-        ON CONFLICT (follows_id, follows_generation) WHERE follows_id IS NOT NULL DO NOTHING)
+        ON CONFLICT (follows_id, follows_generation, kind) WHERE follows_id IS NOT NULL DO NOTHING)
 -- One row for all that moved alike: a flush of 500 comes back as one row, not as 500.
 SELECT 'moved' AS what, array_agg(id) AS ids, parent_id, depth, status, finished_at IS NOT NULL AS ended, on_closed,
        NULL::timestamptz AS locked_at
