@@ -1,4 +1,5 @@
 """What a batch can be told: how it closes, when it has failed, what it may cost."""
+
 from __future__ import annotations
 
 import math
