@@ -26,7 +26,7 @@ class Loop:
     step itself.
 
     An error is logged, once a minute at most for the same trouble, and the step is tried again
-    after 0.1 to 5 s, so a database that is down costs neither the loop nor a flood of lines.
+    after 0.1 to 5 s (or `longest_pause`), so a database that is down costs neither the loop nor a flood of lines.
     """
 
     def __init__(
@@ -36,11 +36,13 @@ class Loop:
         interval: float,
         *,
         jitter: float = 0.2,
+        longest_pause: float = MOST_SECONDS_BETWEEN_TRIES,
     ) -> None:
         self._name = name
         self._step = step
         self._interval = interval
         self._jitter = jitter
+        self._longest_pause = min(longest_pause, MOST_SECONDS_BETWEEN_TRIES)
         self._nudged = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class Loop:
                 self.failures += 1
                 await asyncio.sleep(
                     random.uniform(0.5, 1)
-                    * min(MOST_SECONDS_BETWEEN_TRIES, 0.1 * 2.0 ** min(self.failures, 10))
+                    * min(self._longest_pause, 0.1 * 2.0 ** min(self.failures, 10))
                 )
                 continue
             if self.failures:

@@ -156,7 +156,14 @@ class Worker:
         # small handler.
         tick = min(0.25, min(handler.timeout for handler in self._handlers.values()) / 10)
         self._timeouts = Loop("timeouts", self._stop_overdue, max(0.01, tick), jitter=0)
-        self._claims = Loop("claims", self._fill, settings.poll_interval, jitter=0.1)
+        # An outage must not outlast the lease of a claim whose answer it swallowed.
+        self._claims = Loop(
+            "claims",
+            self._fill,
+            settings.poll_interval,
+            jitter=0.1,
+            longest_pause=settings.lease / 5,
+        )
         self._events = events
         self._prunes = Loop("prune", self._prune, PRUNE_SECONDS, jitter=0.5)
         self.finisher = Finisher(
@@ -378,6 +385,10 @@ class Worker:
         self._give_back_hoard()
         if self._in_doubt_until > time.monotonic():
             await self._store.release_orphans(self.token, list(self._held))
+            # From the first answer on, a lease: for as long as a backend may be late.
+            self._in_doubt_until = min(
+                self._in_doubt_until, time.monotonic() + self._settings.lease
+            )
         while not self._stopping and not self._alone:
             if self._suspect_since is not None and await self._run_alone():
                 return
@@ -439,7 +450,7 @@ class Worker:
         try:
             return await claiming
         except BaseException:
-            self._in_doubt_until = time.monotonic() + self._settings.lease
+            self._in_doubt_until = float("inf")
             raise
 
     async def _look(

@@ -72,8 +72,8 @@ async def test_a_batch_survives_the_death_of_its_workers(
     await fleet.ups(2)
     mix = {str(i): {"do": "broken"} for i in range(0, 2000, 97)}
     mix |= {str(i): {"do": "flaky"} for i in range(5, 2000, 101)}
-    job_id = await submit(engine, 2000, child={"do": "work", "seconds": 0.01}, mix=mix)
-    kills = await kill_at_random(fleet, engine, job_id, (0.7, 2.0), 60)
+    job_id = await submit(engine, 2000, child={"do": "work", "seconds": 0.04}, mix=mix)
+    kills = await kill_at_random(fleet, engine, job_id, (0.4, 1.2), 60)
     assert kills >= 1
     assert await outcome(conn, job_id) == ("completed", 2000, 1979, 21)
     await settled(conn, fleet.calls)
