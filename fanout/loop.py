@@ -26,7 +26,8 @@ class Loop:
     step itself.
 
     An error is logged, once a minute at most for the same trouble, and the step is tried again
-    after 0.1 to 5 s (or `longest_pause`), so a database that is down costs neither the loop nor a flood of lines.
+    after 0.1 to 5 s (or `longest_pause`), so a database that is down costs neither the loop nor a
+    flood of lines.
     """
 
     def __init__(
