@@ -35,8 +35,8 @@ def with_database(dsn: str, database: str) -> str:
 NEVER_AGAIN = ("machine", "contract", "typing")
 """Folders of tests that owe nothing to the wall clock.
 
-On a machine that does something else as well, a test of real processes, sockets or browsers may fail
-once in a thousand runs; one of the state machine may not.
+On a machine that does something else as well, a test of real processes, sockets or browsers may
+fail once in a thousand runs; one of the state machine may not.
 """
 
 
