@@ -524,6 +524,11 @@ class Store:
         row = (await self._pool.fetch(self._sql["grid"], job_id, limit))[0]
         return row["states"] or "", row["n"]
 
+    async def child_keys(self, job_id: int, first: int, limit: int) -> list[dict[str, Any]]:
+        """Id and key of children by document key: of `limit`, after the `first` that are passed."""
+        rows = await self._pool.fetch(self._sql["child_keys"], job_id, first, limit)
+        return [dict(row) for row in rows]
+
     async def density(self, job_id: int, per_bucket: int) -> list[dict[str, Any]]:
         """Children by document key, `per_bucket` at a time: first_key, p, r, w, c, f, x."""
         return [

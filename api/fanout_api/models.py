@@ -20,6 +20,7 @@ __all__ = [
     "Bucket",
     "CancelBody",
     "Cancelled",
+    "ChildKeys",
     "ChildView",
     "ChildrenPage",
     "Failures",
@@ -300,6 +301,26 @@ class Bucket(Answer):
     completed: Count
     failed: Count
     cancelled: Count
+
+
+class ChildKey(Answer):
+    """Which child a square is."""
+
+    id: int
+    key: str
+
+
+class ChildKeys(Answer):
+    """Children by document key, as they stand in the grid."""
+
+    keys: list[ChildKey]
+
+
+class KeysFilter(Filter):
+    """Which squares of the grid."""
+
+    first: Annotated[int, Field(ge=0, lt=5000)] = Field(0, description="Squares before the first.")
+    limit: Annotated[int, Field(ge=1, le=1000)] = 200
 
 
 class HistoryView(Answer):

@@ -146,6 +146,7 @@ async def test_what_cannot_be_an_id_is_not_found(shared: House, job_id: str, res
         ("GET", "/children"),
         ("GET", "/failures"),
         ("GET", "/grid"),
+        ("GET", "/keys"),
         ("GET", "/history"),
         ("GET", "/export"),
         ("GET", "/events"),
@@ -210,6 +211,17 @@ async def test_the_grid_has_a_letter_a_child(shared: House, batch: JobHandle) ->
     """In the order of keys."""
     grid = (await shared.client.get(f"/v1/jobs/{batch.id}/grid")).json()
     assert grid == {"total": 7, "kind": "squares", "states": "ffccccc"}
+
+
+async def test_each_square_of_the_grid_has_a_key(shared: House, batch: JobHandle) -> None:
+    """In the order of the letters, from any place on, and without a child's row."""
+    url = f"/v1/jobs/{batch.id}/keys"
+    keys = (await shared.client.get(url)).json()["keys"]
+    children = [child async for child in batch.children()]
+    assert keys == [{"id": c.id, "key": c.document_key} for c in children]
+    page = (await shared.client.get(url, params={"first": 5, "limit": 1})).json()["keys"]
+    assert page == keys[5:6]
+    assert (await shared.client.get(url, params={"first": 5000})).status_code == 422
 
 
 async def test_the_grid_of_very_many_is_counts(own: House) -> None:

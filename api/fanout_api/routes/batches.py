@@ -12,6 +12,7 @@ from fanout.access import Scope
 from fanout_api.exports import MEDIA_TYPES, lines_of
 from fanout_api.models import (
     Bucket,
+    ChildKeys,
     ChildrenFilter,
     ChildrenPage,
     ChildView,
@@ -21,6 +22,7 @@ from fanout_api.models import (
     Failures,
     GridView,
     HistoryView,
+    KeysFilter,
     Limit,
     ReasonView,
     Squares,
@@ -75,6 +77,16 @@ async def grid(call: Call[NoQuery, Nothing]) -> GridView:
     buckets = [DensityBucket(**row) for row in rows]
     total = sum(b.p + b.r + b.w + b.c + b.f + b.x for b in buckets)
     return GridView(Density(total=total, kind="density", buckets=buckets[:MOST_BUCKETS]))
+
+
+@routes.get("/v1/jobs/{job_id}/keys", query=KeysFilter, answers=ChildKeys)
+async def keys(call: Call[KeysFilter, Nothing]) -> ChildKeys:
+    """Ids and keys of children, by their place in the grid."""
+    job, asked = await call.job(), call.query
+    limit = min(asked.limit, call.service.settings.max_page)
+    return ChildKeys.model_validate(
+        {"keys": await call.store.child_keys(job.id, asked.first, limit)}
+    )
 
 
 @routes.get("/v1/jobs/{job_id}/history", answers=HistoryView)
