@@ -39,6 +39,7 @@ from .migrate import migrate
 from .options import Options
 from .settings import Settings
 from .states import Status
+from .tree import Relation, Tree, TreeNode
 from .values import (
     Child,
     Dispatched,
@@ -75,11 +76,14 @@ __all__ = [
     "PermanentError",
     "Progress",
     "Refused",
+    "Relation",
     "Request",
     "SchemaMismatch",
     "Settings",
     "Status",
     "TransientError",
+    "Tree",
+    "TreeNode",
     "UsageError",
     "Worker",
     "WorkerRow",

@@ -11,6 +11,7 @@ from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
 from .following import follow
 from .pool import NotStarted
 from .states import Status
+from .tree import MOST_NODES, MOST_STEPS_UP
 from .wire import checked_text, clipped
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .event_store import EventStore
     from .events import Event
     from .store import Store
+    from .tree import Tree
     from .values import Child, FailureReason, JobRow, Progress
 
 __all__ = ["JobHandle"]
@@ -155,6 +157,16 @@ class JobHandle:
         """
         async for child in self.children(status=Status.COMPLETED):
             yield child.document_key, child.result
+
+    async def tree(self, limit: int = MOST_NODES) -> Tree:
+        """The whole that this job is part of: from the batch it goes back to, over the batches
+        inside, to what followed their closes. Leaves are counted, not listed.
+
+        At most `limit` jobs, those nearest to the top, and the way from there to this one.
+
+        Raises JobNotFound.
+        """
+        return await self._store.tree(self.id, check_limit(limit), MOST_STEPS_UP)
 
     async def slowest(self, limit: int = 5) -> list[tuple[str, Status, float]]:
         """(document key, status, seconds) of the children whose last attempt took longest."""

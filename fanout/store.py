@@ -16,6 +16,7 @@ from .errors import IdempotencyConflict, JobNotFound, LostClaim, Refused
 from .progress import progress_from
 from .statements import load_statements
 from .states import Status
+from .tree import tree_from
 from .values import (
     Child,
     Claim,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from .pool import Connection, Pool
+    from .tree import Tree
     from .values import Interrupted, NewJob, Progress, Retry
 
 __all__ = ["Store"]
@@ -443,6 +445,16 @@ class Store:
         if not rows:
             raise JobNotFound(job_id)
         return _job_row(rows[0])
+
+    async def tree(self, job_id: int, most: int, most_up: int, tenant: str | None = None) -> Tree:
+        """The chain that a job belongs to; with `tenant`, only if it is that tenant's.
+
+        Raises JobNotFound.
+        """
+        rows = await self._pool.fetch(self._sql["tree"], job_id, most, most_up, tenant)
+        if not rows:
+            raise JobNotFound(job_id)
+        return tree_from(job_id, rows)
 
     async def find_by_key(self, key: str, tenant: str = "") -> int | None:
         """The id of the job that holds an idempotency key of a tenant."""

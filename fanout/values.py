@@ -249,7 +249,7 @@ class JobRow:
     @property
     def outcome(self) -> str:
         """The status, and "completed with failures" for a batch in which children failed."""
-        return _outcome(self.status, self.failed)
+        return outcome_of(self.status, self.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class JobSummary:
     @property
     def outcome(self) -> str:
         """The status, and "completed with failures" for a batch in which children failed."""
-        return _outcome(self.status, self.failed)
+        return outcome_of(self.status, self.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,5 +378,6 @@ class Progress:
         return self.status.is_terminal
 
 
-def _outcome(status: Status, failed: int) -> str:
+def outcome_of(status: Status, failed: int) -> str:
+    """The status, and "completed with failures" for a batch in which children failed."""
     return "completed with failures" if status is Status.COMPLETED and failed else str(status)
