@@ -12,9 +12,10 @@ from fanout.events import Event
 from .cursor import Cursor, parse_cursor, parse_cursors
 from .relay import Relay
 from .settings import RelaySettings
-from .subscription import Subscription
+from .subscription import PROGRESS_ONLY, Subscription
 
 __all__ = [
+    "PROGRESS_ONLY",
     "Cursor",
     "Event",
     "Relay",

@@ -35,7 +35,7 @@ from .frames import Entry, entry, event_frame
 from .hints import parsed
 from .listener import Listener
 from .settings import RelaySettings
-from .subscription import Place, Subscription
+from .subscription import PROGRESS_ONLY, Place, Subscription
 from .topic import CHUNK_BYTES, Topic
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ class Relay:
         kept).
 
         `only_jobs`: stream → the one job below it whose events are wanted. A cursor that is none
-        gives the newest events, marked as a gap, never an error.
+        gives the newest events, marked as a gap, never an error; `PROGRESS_ONLY` in its place gives
+        progress and the end alone.
 
         Raises:
             JobNotFound: one of them is not a root job.
@@ -178,7 +179,8 @@ class Relay:
         topics: list[Topic] = []
         try:
             for stream_id, cursor in cursors.items():
-                topic = await self._held_topic(stream_id)
+                only_progress = streams[stream_id] == PROGRESS_ONLY
+                topic = await self._held_topic(stream_id, is_watched=not only_progress)
                 topics.append(topic)
                 await self._reach(topic, cursor)
             # From here on nothing is awaited: a reader that compares its cursor with the head, and
@@ -202,9 +204,11 @@ class Relay:
 
     def _join(self, subscription: Subscription, topics: list[Topic], *, progress: bool) -> None:
         self._readers.add(subscription)
-        for topic in topics:
-            if not topic.readers:
+        for topic in subscription.topics_read:
+            if not topic.wants_events:
                 self._watches.nudge()
+            topic.wants_events += 1
+        for topic in topics:
             topic.readers.add(subscription)
             topic.wants_progress += progress
             topic.newcomer_round = self._round
@@ -214,6 +218,8 @@ class Relay:
     def leave(self, subscription: Subscription, topics: list[Topic], *, progress: bool) -> None:
         """Called by a subscription that is closed."""
         self._readers.discard(subscription)
+        for topic in subscription.topics_read:
+            topic.wants_events -= 1
         for topic in topics:
             topic.readers.discard(subscription)
             topic.wants_progress -= progress
@@ -232,14 +238,16 @@ class Relay:
         for subscription in due:
             subscription.write_now()
 
-    async def _held_topic(self, stream_id: int) -> Topic:
+    async def _held_topic(self, stream_id: int, *, is_watched: bool) -> Topic:
         """The topic of a stream, which stays until the caller lets it go (`holds -= 1`)."""
         topic = self._topics.get(stream_id)
         was_there = topic is not None
         if topic is None:
             lock = self._opening.setdefault(stream_id, asyncio.Lock())
             async with lock:
-                topic = self._topics.get(stream_id) or await self._open(stream_id)
+                topic = self._topics.get(stream_id) or await self._open(
+                    stream_id, is_watched=is_watched
+                )
         topic.holds += 1
         try:
             if was_there and topic.closed:
@@ -249,14 +257,15 @@ class Relay:
             raise
         return topic
 
-    async def _open(self, stream_id: int) -> Topic:
+    async def _open(self, stream_id: int, *, is_watched: bool) -> Topic:
         """Make a topic. It is LISTENed for before its head is read, or soon caught up."""
         try:
             job = await self._engine.store.job(stream_id)
             if job.parent_id is not None:
                 raise JobNotFound(stream_id)
             await self._engine.events.open_streams([stream_id])
-            await self._engine.events.watch([stream_id], self.settings.watch_seconds)
+            if is_watched:
+                await self._engine.events.watch([stream_id], self.settings.watch_seconds)
             self._listen()
             self._missed.discard(stream_id)
             heads = await self._engine.events.heads([stream_id])
@@ -562,7 +571,7 @@ class Relay:
 
     async def _say_watched(self) -> None:
         """Workers flush watched streams at once, and others seldom."""
-        watched = [t.stream_id for t in self._topics.values() if t.readers]
+        watched = [t.stream_id for t in self._topics.values() if t.wants_events]
         if watched:
             await self._engine.events.watch(watched, self.settings.watch_seconds)
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from .relay import Relay
     from .topic import Topic
 
-__all__ = ["Subscription"]
+__all__ = ["PROGRESS_ONLY", "Subscription"]
+
+PROGRESS_ONLY: Final = "progress"
+"""In place of a cursor: of this stream only progress and the end, as a list of batches wants it."""
 
 BOUNDED_REPLAY: Final = 1000
 """Events that a reader gets whose cursor is none, or is of another generation: bounded, never the
@@ -46,6 +49,7 @@ class Place:
         "gap",
         "is_done",
         "job_id",
+        "only_progress",
         "progress_seen",
         "reset",
         "rest",
@@ -63,6 +67,7 @@ class Place:
         self.topic = topic
         self.job_id = job_id
         """Only this job's events; None: all."""
+        self.only_progress = text == PROGRESS_ONLY
         self.gap = False
         """The cursor that was given is none: what is shown may not join on to what was seen."""
         self.reset: dict[str, Any] | None = None
@@ -81,6 +86,8 @@ class Place:
         topic = self.topic
         begin = Cursor(topic.generation, topic.first - 1)
         newest = Cursor(topic.generation, max(begin.number, topic.last - BOUNDED_REPLAY))
+        if self.only_progress:
+            return Cursor(topic.generation, topic.last)
         if cursor is None:
             if not text:
                 return begin
@@ -135,9 +142,9 @@ class Place:
 
     def wants(self, entry: Entry) -> bool:
         """Is this one of the events that the reader asked for?"""
-        return (
-            self.job_id is None or entry.job_id == self.job_id or entry.type in {"end", "reopened"}
-        )
+        if entry.type in {"end", "reopened"}:
+            return True
+        return not self.only_progress and self.job_id in (None, entry.job_id)
 
     @property
     def is_at_end(self) -> bool:
@@ -202,6 +209,11 @@ class Subscription:
             self._relay.leave(
                 self, [place.topic for place in self._places], progress=self._progress
             )
+
+    @property
+    def topics_read(self) -> list[Topic]:
+        """Those of which events are wanted, and not only progress."""
+        return [place.topic for place in self._places if not place.only_progress]
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -334,6 +346,7 @@ class Subscription:
         number = place.cursor.number
         if (
             place.job_id is not None
+            or place.only_progress
             or place.reset is not None
             or place.cursor.generation != topic.generation
             or topic.closed
@@ -366,6 +379,8 @@ class Subscription:
         if place.follow():
             self._event.set()
             return []
+        if place.only_progress:
+            place.move(max(place.cursor.number, topic.last - topic.closed))
         number = place.cursor.number
         entries: list[Entry] | None = []
         if number < topic.last:

@@ -48,6 +48,7 @@ class Topic:
         "ring_bytes",
         "settled_at",
         "stream_id",
+        "wants_events",
         "wants_progress",
     )
 
@@ -81,6 +82,8 @@ class Topic:
         self.newcomer_round = -1
         """The latest round that was under way when a reader joined."""
         self.wants_progress = 0
+        self.wants_events = 0
+        """Readers that want more of it than progress and the end."""
         self.settled_at: tuple[int, int] | None = None
         """Generation and number of the end at which the counters were read for the last time."""
         self.ended_at: float | None = None

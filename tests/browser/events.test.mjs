@@ -64,3 +64,18 @@ test("the lower of two places is where nobody lacks anything", () => {
   assert.equal(lower("newest", "newest"), "newest");
   assert.equal(lower(null, "1.5"), null);
 });
+
+test("who wants only progress asks for no event, also when it comes back", () => {
+  const url = (starts) => streamUrl("http://h/", starts);
+  assert.equal(url([[7, "progress"]]), "http://h/v1/streams?s=7:progress");
+  assert.equal(url([[7, "progress"], [8, "1.5"]]), "http://h/v1/streams?s=7:progress&s=8:1.5");
+  const place = new Place("progress");
+  assert.equal(place.hello({ generation: 1, last: 40, after: 40 }), false);
+  assert.equal(place.hello({ generation: 2, last: 9, after: 9 }), false);
+  assert.equal(place.cursor, "progress");
+  assert.equal(place.behind, 0);
+  for (const other of ["1.5", "newest", null]) {
+    assert.equal(lower("progress", other), other);
+    assert.equal(lower(other, "progress"), other);
+  }
+});

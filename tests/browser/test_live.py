@@ -101,6 +101,33 @@ async def test_a_batch_is_watched_from_start_to_end(
     assert sorted(await page.locator(".reasons b").all_inner_texts()) == ["1", "2", "2"]
 
 
+async def test_bars_of_the_list_move_by_one_stream(
+    opened: Opens, engine: Engine, site: Site, gate: asyncio.Event
+) -> None:
+    """Though every look at the list gives what it gave at first; none takes a bar back."""
+    handles = [await submitted(engine, papers=n, seconds=0.2, hold=True) for n in (9, 12, 15)]
+    page = await opened()
+    rows = page.locator(".jobs li")
+    await expect(rows).to_have_count(3)
+    await expect(rows.first).to_contain_text("0 of 15")
+    first = await page.evaluate("fetch('v1/jobs?limit=25').then((answer) => answer.text())")
+    await page.route("**/v1/jobs?*", lambda route: route.fulfill(body=first))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await expect(page.locator("#state")).to_have_text("live")
+    gate.set()
+    for handle in handles:
+        await handle.wait(60)
+    await expect(page.locator(".jobs .badge")).to_have_text(["completed"] * 3)
+    await expect(rows.first).to_contain_text("15 of 15 · 100 %")
+    streams = [url for url in asked if "/streams?" in url]
+    assert all(url.count("progress") == url.count("s=") for url in streams), streams
+    late = await submitted(engine, papers=3, seconds=0)
+    await late.wait(60)
+    await page.unroute("**/v1/jobs?*")
+    await expect(rows).to_have_count(4)
+
+
 async def test_a_page_is_reloaded_in_mid_run(
     opened: Opens, engine: Engine, site: Site, gate: asyncio.Event
 ) -> None:

@@ -124,7 +124,7 @@ async def test_everything_by_keyboard(opened: Opens, engine: Engine) -> None:
     await page.locator(".squares").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Home", "ArrowRight"):
         await page.keyboard.press(key)
-    await expect(page.locator(".says").last).to_contain_text("2 of 60")
+    await expect(page.locator(".says").last).to_contain_text("paper-00001 · 2 of 60")
     await page.keyboard.press("Enter")
     await expect(page.locator("h1")).to_contain_text("paper-00001")
     await page.go_back()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from fanout_streaming import Relay, parse_cursors
+from fanout_streaming import PROGRESS_ONLY, Relay, parse_cursors
 from fanout_streaming.frames import entry
 from fanout_streaming.topic import Topic
 
@@ -39,6 +39,8 @@ async def stream(engine: Engine, conn: asyncpg.Connection) -> Stream:
     return await a_stream(engine, conn)
 
 
+WATCHED = """SELECT stream_id FROM fanout.stream_watch
+              WHERE expires_at > clock_timestamp() AND stream_id = ANY($1)"""
 OLD = "UPDATE fanout.event_batch SET at = at - interval '2 h' WHERE stream_id = $1"
 
 
@@ -521,6 +523,30 @@ async def test_many_streams_over_one_reader_have_one_cursor(
     async with reading(relay, dict.fromkeys(s.id for s in streams)) as last:
         await last.over()
         assert len(last.named("end")) == 32
+
+
+async def test_a_list_gets_progress_and_ends_alone(
+    engine: Engine, relay: Relay, conn: asyncpg.Connection
+) -> None:
+    """No log line goes to who wants none, and workers do not publish for their sake."""
+    quiet, loud = await a_stream(engine, conn), await a_stream(engine, conn)
+    await quiet.say(3)
+    wanted = {quiet.id: PROGRESS_ONLY, loud.id: None}
+    async with reading(relay, wanted) as reader:
+        await quiet.say(3)
+        await loud.say(2)
+        await reader.has(2)
+        await reader.until(lambda: {m.data["id"] for m in reader.named("progress")} == set(wanted))
+        watched = await conn.fetch(WATCHED, list(wanted))
+        await close_job(conn, quiet)
+        await close_job(conn, loud)
+        await reader.over()
+    assert {m.data["stream"] for m in reader.named("log")} == {loud.id}
+    assert {m.data["stream"] for m in reader.named("end")} == set(wanted)
+    assert [row["stream_id"] for row in watched] == [loud.id]
+    again = await relay.subscribe({quiet.id: PROGRESS_ONLY})
+    assert again.finished_at_start
+    await again.close()
 
 
 async def test_heartbeats_carry_the_cursor_and_data(

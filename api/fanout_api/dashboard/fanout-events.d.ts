@@ -3,8 +3,9 @@
 /** A place in a stream: "generation.number". */
 export type Cursor = `${number}.${number}`;
 
-/** Where to begin: after a cursor, at the newest thousand events, or (null) at the first one kept. */
-export type Start = Cursor | "newest" | null;
+/** Where to begin: after a cursor, at the newest thousand events, or (null) at the first one kept.
+ * "progress": no events but progress and the end, which costs the workers nothing. */
+export type Start = Cursor | "newest" | "progress" | null;
 
 export interface Options {
   /** Ids of root jobs, or one child's alone (with `share: false`). At most 32. */

@@ -21,6 +21,7 @@ const NUMBERED = ["log", "step", "failed", "retry", "dropped", "reopened", "end"
 const FRAMES = ["hello", "hb", "bye", "reset", "progress", ...NUMBERED];
 const MOST_JOBS = 32;
 const NEWEST = 1000; // lines that the server gives for "newest"
+const PROGRESS = "progress"; // a start: only progress and the end, as a list of batches wants it
 const LONGEST_PAUSE = 20000;
 
 /** Milliseconds before try number `tries` (1, 2, …): doubled each time, half of it by chance. */
@@ -47,11 +48,11 @@ export function parseId(text, only) {
   return cursors;
 }
 
-/** The address that follows `starts`: a Map of job → "g.n", "newest", or null (from the first). */
+/** The address that follows `starts`: a Map of job → "g.n", "newest", "progress", or null (from the first). */
 export function streamUrl(base, starts) {
   const jobs = [...starts];
-  if (jobs.length === 1) {
-    const [job, after] = jobs[0];
+  const [[job, after]] = jobs;
+  if (jobs.length === 1 && after !== PROGRESS) {
     return new URL(`v1/jobs/${job}/events${after ? `?after=${after}` : ""}`, base).href;
   }
   const query = jobs.map(([job, after]) => `s=${job}${after ? `:${after}` : ""}`).join("&");
@@ -71,7 +72,7 @@ export class Place {
   }
 
   get cursor() {
-    return this.generation ? `${this.generation}.${this.number}` : this.start;
+    return this.generation && this.start !== PROGRESS ? `${this.generation}.${this.number}` : this.start;
   }
 
   get behind() {
@@ -80,7 +81,7 @@ export class Place {
 
   /** The server begins: is there a gap between what was seen and what will come? */
   hello({ generation, last, after }) {
-    if (!this.generation) Object.assign(this, { generation, number: after });
+    if (!this.generation || this.start === PROGRESS) Object.assign(this, { generation, number: after });
     this.last = last;
     return generation === this.generation && after > this.number;
   }
@@ -432,7 +433,7 @@ export class FanoutEvents {
       for (const [job, cursor] of jobs) {
         const reached = this.#reached.get(job);
         const known = reached?.generation ? reached : null;
-        let start = this.#asked.get(tab) === wish && known ? known.cursor : cursor;
+        let start = this.#asked.get(tab) === wish && known && cursor !== PROGRESS ? known.cursor : cursor;
         if (start === "newest" && known) {
           const number = Math.min(known.number, Math.max(0, known.last - NEWEST));
           start = `${known.generation}.${number}`;
@@ -440,7 +441,9 @@ export class FanoutEvents {
         starts.set(job, starts.has(job) ? lower(starts.get(job), start) : start);
       }
     }
-    return new Map([...starts].slice(0, MOST_JOBS));
+    // Too many for one stream: those that are only counted go first.
+    const order = ([, one], [, other]) => (one === PROGRESS) - (other === PROGRESS);
+    return new Map([...starts].sort(order).slice(0, MOST_JOBS));
   }
 
   /** Leading: what the connection says, for all tabs. */
@@ -552,9 +555,10 @@ export class FanoutEvents {
   }
 }
 
-/** The lower of two places to begin: null is the first event, "newest" is above every number. */
+/** The lower of two places to begin: null is the first event, "newest" is above every number, "progress" above all. */
 export function lower(one, other) {
   if (one === null || other === null) return null;
+  if (one === PROGRESS || other === PROGRESS) return one === PROGRESS ? other : one;
   const [a, b] = [parseCursor(one), parseCursor(other)];
   if (!a || !b) return a ? one : other;
   const order = a.generation - b.generation || a.number - b.number;

@@ -72,21 +72,6 @@ function shown(context, first, soon) {
   let drawn = null;
   let [isDue, isStopped] = [false, false];
   let kindOf = "";
-  const keys = new Map([[0, null]]);
-  async function openAt(index) {
-    const page = 200;
-    let start = Math.floor(index / page) * page;
-    while (!keys.has(start)) start -= page;
-    for (;;) {
-      const found = await get(`jobs/${id}/children`, { after: keys.get(start), limit: page });
-      const child = found.children[index - start];
-      if (child) { location.hash = `#/jobs/${child.id}`; return; }
-      if (!found.next) return;
-      start += found.children.length;
-      keys.set(start, found.next);
-    }
-  }
-
   function choose(view, push = true) {
     if (push) context.address.write({ view: view === "table" ? "table" : "" }, true);
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String((view === "table") === (i === 1))));
@@ -118,7 +103,7 @@ function shown(context, first, soon) {
 
   function draw(grid) {
     if (!drawn || kindOf !== grid.kind) {
-      drawn = grid.kind === "density" ? strip((bucket) => { context.address.write({ from: bucket.first_key, status: "" }); table.update(); choose("table"); }) : squares(openAt);
+      drawn = grid.kind === "density" ? strip((bucket) => { context.address.write({ from: bucket.first_key, status: "" }); table.update(); choose("table"); }) : squares((child) => { location.hash = `#/jobs/${child}`; }, async (first, limit) => (await get(`jobs/${id}/keys`, { first, limit })).keys);
       kindOf = grid.kind;
       picture.replaceChildren(drawn.element);
     }

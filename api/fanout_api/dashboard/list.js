@@ -1,9 +1,12 @@
 /** All batches, newest first, with bars that move. */
 
-import { get, poll, base } from "./api.js";
+import { get, poll, report, base } from "./api.js";
 import { badge, bar, count, duration, fill, h, mark, percentOf, put, said, when } from "./dom.js";
+import { FanoutEvents } from "./fanout-events.js";
 
 const PAGE = 25;
+const MOST = 32; // that one stream follows
+const [SLOW, QUICK] = [5, 2]; // seconds between looks for new rows; where the stream does not come
 
 export function listView({ params, address, fail }) {
   const rows = new Map();
@@ -12,6 +15,25 @@ export function listView({ params, address, fail }) {
   const more = h("button", { type: "button", hidden: true, onclick: loadMore }, "Load more");
   const empty = h("div");
   let [next, known, held] = [null, null, false];
+  const followed = new Set();
+  const events = new FanoutEvents({ start: "progress" });
+  const tell = () => report("list", followed.size && events.status.state !== "ended" ? events.status : null);
+  events.on("status", tell);
+  events.on("progress", async ({ data }) => {
+    const moved = rows.get(data.id);
+    if (!moved) return;
+    const ended = ["completed", "failed", "cancelled"].includes(data.status);
+    moved.show(ended ? await get(`jobs/${data.id}`).catch(() => data) : data);
+    follow();
+  });
+
+  /** The stream follows the rows that can still move: the newest, if there are very many. */
+  function follow() {
+    const open = [...rows.values()].filter((r) => r.open).map((r) => r.id).sort((a, b) => b - a).slice(0, MOST);
+    for (const id of followed) if (!open.includes(id)) { followed.delete(id); events.unfollow(id); }
+    for (const id of open) if (!followed.has(id)) { followed.add(id); events.follow(id); }
+    tell();
+  }
 
   const filters = () => ({ kind: kind.value, status: status.value });
   const filter = (e) => {
@@ -34,6 +56,7 @@ export function listView({ params, address, fail }) {
     try {
       const page = await get("jobs", { ...filters(), before: next, limit: PAGE });
       for (const job of page.jobs) list.append(row(job).element);
+      follow();
       next = page.next;
     } finally {
       more.disabled = false;
@@ -70,10 +93,11 @@ export function listView({ params, address, fail }) {
     fill(empty, rows.size ? "" : `none${filtered}`, rows.size ? [] : filtered
       ? h("p", { class: "empty" }, "No batch is like this. ", h("button", { class: "link", type: "button", onclick: () => { status.value = kind.value = ""; filter(); } }, "Show all"))
       : firstSteps());
-    const below = [...rows.values()].filter((r) => r.open && !page.jobs.some((job) => job.id === r.id)).slice(0, 10);
-    await Promise.all(below.map(async (r) => r.show(await get(`jobs/${r.id}`))));
-    return page.jobs.some((job) => !job.finished_at) || below.length ? 1.5 : 4;
-  }, 3, fail);
+    follow();
+    const unheard = [...rows.values()].filter((r) => r.open && !followed.has(r.id)).slice(0, 10);
+    await Promise.all(unheard.map(async (r) => r.show(await get(`jobs/${r.id}`))));
+    return events.status.state === "live" || !followed.size ? SLOW : QUICK;
+  }, SLOW, fail);
 
   return {
     element: h("section", {}, h("div", { class: "bar-top" }, h("h1", {}, "Batches"),
@@ -84,24 +108,34 @@ export function listView({ params, address, fail }) {
       kind.value = params.get("kind") ?? "";
       filter();
     },
-    stop: look.stop,
+    stop() {
+      look.stop();
+      events.close();
+      report("list", null);
+    },
   };
 }
 
-function line(job) {
-  const [state, name, figures, time, note] = [h("span"), h("a", { href: `#/jobs/${job.id}`, class: "name" }), h("span", { class: "figures" }), h("span", { class: "time" }), h("span", { class: "note" })];
+function line(first) {
+  let job = first;
+  const endedOf = (one) => one.completed + one.failed + one.cancelled;
+  const [state, name, figures, time, note] = [h("span"), h("a", { href: `#/jobs/${first.id}`, class: "name" }), h("span", { class: "figures" }), h("span", { class: "time" }), h("span", { class: "note" })];
   const progress = bar();
   name.append(said(job.kind, "b"), " ", job.key ? said(job.key, "span", { class: "key" }) : h("span", { class: "quiet" }, `#${job.id}`));
   return {
     id: job.id,
     element: h("li", {}, name, state, progress.element, figures, note, time),
-    show(job) {
-      this.open = !job.finished_at;
+    show(next) {
+      // What was read before the newest counters came does not take the bar back.
+      if (next.generation < job.generation || (next.generation === job.generation && endedOf(next) < endedOf(job))) return;
+      job = { ...job, ...next };
+      this.open = !["completed", "failed", "cancelled"].includes(job.status);
+      if (this.open) job.finished_at = null;
       progress.show(job);
-      fill(state, job.outcome ?? job.status, badge(job.status === "waiting" ? "processing" : job.status, stateOf(job)));
-      const ended = job.completed + job.failed + job.cancelled;
+      fill(state, stateOf(job), badge(job.status === "waiting" ? "processing" : job.status, stateOf(job)));
+      const ended = endedOf(job);
       put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
-      const why = job.finished_at && (job.reason || job.error);
+      const why = this.open ? job.waits_for?.[0] : job.reason || job.error;
       fill(note, `${job.failed} ${why}`, job.failed ? [mark("f"), `${count(job.failed)} failed`] : [], why ? said(why.slice(0, 120)) : []);
       fill(time, job.finished_at ?? "", job.finished_at
         ? [`took ${duration((Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000)} · `, when(job.finished_at)] : ["started ", when(job.created_at)]);

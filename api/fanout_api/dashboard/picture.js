@@ -1,16 +1,35 @@
 /** Children as squares or as a strip, and what ended when, as SVG. */
 
-import { atMinute, atSecond, count, duration, many, put, s, h, shape, STATES } from "./dom.js";
+import { atMinute, atSecond, count, duration, fill, many, put, s, said, h, shape, STATES } from "./dom.js";
 
 const LETTERS = ["c", "f", "x", "r", "w", "p"];
 
-/** One small shape a child, in key order. `open(index)` is called for the one that is chosen. */
-export function squares(open) {
+const KEYS = 200; // looked up at a time
+
+/**
+ * One small shape a child, in key order. `open(id)` is called for the one that is chosen;
+ * `keys(first, limit)` answers [{ id, key }], in that order.
+ */
+export function squares(open, keys) {
   const paths = Object.fromEntries(LETTERS.map((letter) => [letter, s("path", { class: letter })]));
   const ring = s("rect", { class: "ring", visibility: "hidden" });
   const svg = s("svg", { class: "squares", tabindex: 0, role: "group", "aria-label": "Children as squares; arrow keys choose one, Enter opens it" }, Object.values(paths), ring);
   const says = h("p", { class: "quiet says", "aria-live": "polite" });
   let [states, at, cell, columns] = ["", -1, 12, 1];
+  let known = []; // { id, key } by place, as far as somebody looked
+  const asked = new Map();
+
+  /** Which child stands there; a page of neighbours comes with it. */
+  async function childAt(i) {
+    const first = i - (i % KEYS);
+    if (!known[i]) {
+      if (!asked.has(first)) asked.set(first, keys(first, KEYS).finally(() => asked.delete(first)));
+      (await asked.get(first)).forEach((child, n) => { known[first + n] = child; });
+    }
+    return known[i];
+  }
+
+  const openAt = (i) => childAt(i).then((child) => child && open(child.id), () => {}); // the connection's state says the rest
 
   function draw() {
     const width = svg.parentElement?.clientWidth || 600;
@@ -30,7 +49,14 @@ export function squares(open) {
   function choose(i) {
     at = Math.max(0, Math.min(states.length - 1, i));
     for (const [name, value] of Object.entries({ x: (at % columns) * cell - 0.5, y: Math.floor(at / columns) * cell - 0.5, width: cell, height: cell, visibility: "visible" })) ring.setAttribute(name, value);
-    put(says, `${count(at + 1)} of ${count(states.length)}: ${STATES[states[at]]}. Enter or click opens it.`);
+    tell();
+    if (!known[at]) childAt(at).then(() => says.textContent && tell(), () => {});
+  }
+
+  function tell() {
+    const key = known[at]?.key;
+    const words = `${count(at + 1)} of ${count(states.length)}: ${STATES[states[at]]}`;
+    fill(says, `${words} ${key}`, key === undefined ? [] : [said(key, "b"), " · "], h("span", {}, `${words}. Enter or click opens it.`));
   }
 
   const under = (e) => {
@@ -40,13 +66,13 @@ export function squares(open) {
     return i < states.length ? i : -1;
   };
   svg.addEventListener("pointermove", (e) => { if (under(e) >= 0) choose(under(e)); });
-  svg.addEventListener("pointerleave", () => { ring.setAttribute("visibility", "hidden"); put(says, ""); });
-  svg.addEventListener("click", (e) => { if (under(e) >= 0) open(under(e)); });
+  svg.addEventListener("pointerleave", () => { ring.setAttribute("visibility", "hidden"); fill(says, ""); });
+  svg.addEventListener("click", (e) => { if (under(e) >= 0) openAt(under(e)); });
   svg.addEventListener("focus", () => { if (svg.matches(":focus-visible")) choose(at); });
   svg.addEventListener("keydown", (e) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -states.length, End: states.length }[e.key];
     if (step) choose(at + step);
-    else if (e.key === "Enter" && at >= 0) open(at);
+    else if (e.key === "Enter" && at >= 0) openAt(at);
     else if (e.key.length === 1 && "fr".includes(e.key)) choose(states.indexOf(e.key, at + 1)); // the next that failed, or runs
     else return;
     e.preventDefault();
@@ -56,8 +82,10 @@ export function squares(open) {
     element: h("div", { class: "picture" }, svg, says),
     show(next) {
       if (next === states) return;
+      if (next.length !== states.length) known = []; // keys may have come in between
       states = next;
       draw();
+      if (says.textContent) tell();
       sized.observe(svg.parentElement);
     },
   };
@@ -66,11 +94,29 @@ export function squares(open) {
 /** Many thousand children as a strip: each column some hundred neighbours, failures always visible. */
 export function strip(open) {
   const height = 72;
-  const svg = s("svg", { class: "strip", role: "group", "aria-label": "Children by key, as a strip", preserveAspectRatio: "none", height });
-  const says = h("p", { class: "quiet says" }, "Each column is a run of neighbours by key; click one to see them in the table.");
+  const svg = s("svg", { class: "strip", tabindex: 0, role: "group", "aria-label": "Children by key, as a strip; arrow keys choose a column, Enter shows it in the table", preserveAspectRatio: "none", height });
+  const says = h("p", { class: "quiet says", "aria-live": "polite" }, "Each column is a run of neighbours by key; click one to see them in the table.");
+  let [buckets, at] = [[], 0];
+
+  const wordsOf = (bucket) => LETTERS.filter((letter) => bucket[letter]).map((letter) => `${count(bucket[letter])} ${STATES[letter]}`).join(", ");
+  function choose(i) {
+    at = Math.max(0, Math.min(buckets.length - 1, i));
+    [...svg.children].forEach((column, n) => column.classList.toggle("chosen", n === at));
+    fill(says, `${at} ${wordsOf(buckets[at])} ${buckets[at].first_key}`, "from ", said(buckets[at].first_key, "b"), ` on: ${wordsOf(buckets[at])}`);
+  }
+  svg.addEventListener("focus", () => { if (svg.matches(":focus-visible")) choose(at); });
+  svg.addEventListener("keydown", (e) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -buckets.length, End: buckets.length }[e.key];
+    if (step) choose(at + step);
+    else if (e.key === "Enter") open(buckets[at]);
+    else if (e.key === "f") choose(buckets.findIndex((bucket, i) => i > at && bucket.f)); // the next with failures
+    else return;
+    e.preventDefault();
+  });
   return {
     element: h("div", { class: "picture" }, svg, says),
-    show(buckets) {
+    show(next) {
+      buckets = next;
       svg.setAttribute("viewBox", `0 0 ${buckets.length} ${height}`);
       svg.replaceChildren(...buckets.map((bucket, i) => {
         const total = LETTERS.reduce((sum, letter) => sum + (bucket[letter] ?? 0), 0) || 1;
@@ -80,8 +126,7 @@ export function strip(open) {
           y -= tall;
           return s("rect", { class: letter, x: i, y: Math.max(0, y), width: 1.02, height: tall });
         });
-        const words = LETTERS.filter((letter) => bucket[letter]).map((letter) => `${count(bucket[letter])} ${STATES[letter]}`).join(", ");
-        return s("g", { onclick: () => open(bucket), onpointerenter: () => put(says, words) }, parts);
+        return s("g", { class: i === at && says.dataset.key ? "chosen" : null, onclick: () => open(bucket), onpointerenter: () => choose(i) }, parts);
       }));
     },
   };

@@ -11,7 +11,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from fanout_streaming import parse_cursors
+from fanout_streaming import PROGRESS_ONLY, parse_cursors
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -55,7 +55,9 @@ MAX_CURSOR: Final = 2048
 )
 async def job_events(call: Call[EventsFilter, Nothing]) -> Response:
     """Follow a job: its events from a cursor on, then live, as server-sent events or NDJSON."""
-    cursor = _last_id(call.request) or call.query.after
+    cursor = call.query.after
+    if cursor != PROGRESS_ONLY:
+        cursor = _last_id(call.request) or cursor
     form = _format(call.request)
 
     async def subscribe() -> Subscription:
@@ -84,7 +86,7 @@ async def many_events(call: Call[StreamsFilter, Nothing]) -> Response:
     """Follow up to 32 root jobs over one connection."""
     wanted = _wanted(call.query.s)
     for stream, cursor in parse_cursors(_last_id(call.request) or call.query.after or "").items():
-        if stream in wanted:
+        if wanted.get(stream, PROGRESS_ONLY) != PROGRESS_ONLY:
             wanted[stream] = str(cursor)
 
     async def subscribe() -> Subscription:
