@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from pydantic import TypeAdapter
 
 from .checks import check_limit, check_status
 from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .values import Child, FailureReason, JobRow, Progress
 
 __all__ = ["JobHandle"]
+
+T = TypeVar("T")
 
 FIRST_LOOK_SECONDS = 0.01
 LONGEST_LOOK_SECONDS = 0.5
@@ -151,12 +155,23 @@ class JobHandle:
         """The failures grouped by reason, most frequent first."""
         return await self._store.failure_reasons(self.id, limit)
 
-    async def results(self) -> AsyncIterator[tuple[str, Any]]:
-        """(document key, result as plain JSON) of the children that completed, a page at a time in
-        memory.
+    @overload
+    def results(self) -> AsyncIterator[tuple[str, Any]]: ...
+    @overload
+    def results(self, result_type: type[T]) -> AsyncIterator[tuple[str, T]]: ...
+
+    async def results(self, result_type: Any = None) -> AsyncIterator[tuple[str, Any]]:
+        """(document key, result) of the children that completed, a page at a time in memory.
+
+        A result is plain JSON, or, with `result_type`, read into that type: a pydantic model, a
+        dataclass, or whatever the children's handler is annotated to return.
+
+        Raises:
+            pydantic.ValidationError: a result is no such thing.
         """
+        read = None if result_type is None else TypeAdapter(result_type).validate_python
         async for child in self.children(status=Status.COMPLETED):
-            yield child.document_key, child.result
+            yield child.document_key, child.result if read is None else read(child.result)
 
     async def tree(self, limit: int = MOST_NODES) -> Tree:
         """The whole that this job is part of: from the batch it goes back to, over the batches

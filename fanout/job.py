@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid5
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .checks import check_kind, check_max_retries, check_priority
 from .errors import DatabaseUnavailable, UsageError
@@ -24,6 +24,7 @@ from .wire import checked_text, clipped, decode, encode
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 
+    from .handle import JobHandle
     from .handlers import Handler
     from .runtime import Runtime
     from .values import Claim
@@ -117,6 +118,26 @@ class Job(Generic[P]):
                 f"{self._runtime.settings.schema_name}:{self._claim.id}",
             )
         )
+
+    @property
+    def batch(self) -> JobHandle:
+        """Of a follow-up: the batch whose close it follows, as it is now.
+
+        `async for key, paper in job.batch.results(Extracted)`, `job.batch.failures()`: a page at a
+        time in memory.
+
+        Raises:
+            UsageError: this job follows no close.
+        """
+        try:
+            closed = Closed.model_validate_json(self._claim.payload)
+        except ValidationError:
+            raise UsageError(
+                "batch",
+                f"job {self.id} follows no close",
+                "Ask for it in the handler of a follow-up, the kind that on_closed names",
+            ) from None
+        return self._runtime.handle(closed.job_id)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from uuid import UUID
 
+    from .handle import JobHandle
     from .held import Held
     from .publisher import Publisher
     from .settings import Settings
@@ -43,6 +44,8 @@ class Runtime:
     wake: Callable[[str], None]
     """Hint that jobs of a kind are due."""
     publisher: Publisher
+    handle: Callable[[int], JobHandle]
+    """A handle on a job by its id."""
     thread_id: int = field(default_factory=threading.get_ident)
     """Of the event loop: handlers may run in others."""
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
@@ -25,6 +26,7 @@ from .errors import ConfigurationError
 from .events import event_text
 from .execution import execute
 from .finisher import Finisher
+from .handle import JobHandle
 from .heartbeat import Heartbeat
 from .held import Held, Stop
 from .loop import Loop
@@ -203,6 +205,7 @@ class Worker:
             held=self._held,
             wake=self._wake_others,
             publisher=self.publisher,
+            handle=partial(JobHandle, store=store, events=events, retries=self._wake_others),
         )
         self._state = "new"
         self._ending: asyncio.Task[None] | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, assert_type
 
 import asyncpg
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from fanout import (
+    Child,
     Closed,
     Engine,
     Job,
@@ -17,8 +20,10 @@ from fanout import (
     Relation,
     Status,
     Tree,
+    UsageError,
 )
 from fanout.tree import MOST_STEPS_UP
+from tests.cli.harness import command
 from tests.engine.running import assert_true_to_its_children, closed, running, until
 from tests.factories import insert_batch, insert_job
 
@@ -247,3 +252,72 @@ async def test_what_came_before_and_is_gone_is_not_missed(
         assert (await engine.store.tree(job_id, 10, 10, "")).nodes == tree.nodes
         with pytest.raises(JobNotFound):
             await engine.store.tree(job_id, 10, 10, "somebody else")
+
+
+async def test_the_command_draws_the_tree(
+    engine: Engine, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Branches, outcomes, counts; with --json a line a job; texts steer no terminal."""
+    chain = Chain(engine)
+    async with running(engine):
+        handle = await engine.submit(chain.first, key="[red]x[/]\x1b[31m")
+        nodes = (await whole(handle)).nodes
+    said = await command(capsys, "tree", str(nodes[1].id), "--dsn", database)
+    assert said.code == 0
+    assert [line.rstrip() for line in said.out.splitlines()] == [
+        f"{nodes[0].id} gather [red]x[/]\ufffd[31m  completed with failures  3 children, 1 failed",
+        f"└── {nodes[1].id} collect  completed  2 children  after the close",
+        f"    └── {nodes[2].id} publish  completed  1 children  after the close",
+    ]
+    as_json = await command(capsys, "tree", str(nodes[0].id), "--json", "--dsn", database)
+    assert [(row["id"], row["level"], row["relation"]) for row in as_json.lines()] == [
+        (nodes[0].id, 0, "top"),
+        (nodes[1].id, 1, "follow_up"),
+        (nodes[2].id, 2, "follow_up"),
+    ]
+    short = await command(capsys, "tree", str(nodes[0].id), "--limit", "1", "--dsn", database)
+    assert "more than 1 jobs" in short.out
+    assert (await command(capsys, "tree", "99999", "--dsn", database)).code == 2
+
+
+class Extracted(BaseModel):
+    pages: int
+
+
+async def test_a_follow_up_reads_results_and_failures(engine: Engine) -> None:
+    """Typed where it says of what type, without a list of all."""
+    told: list[Any] = []
+
+    @engine.job
+    async def extract(job: Job[int]) -> Extracted:
+        if job.payload < 0:
+            raise PermanentError("no pages")
+        return Extracted(pages=job.payload)
+
+    @engine.job
+    async def report(job: Job[Closed]) -> int:
+        assert (job.payload.completed, job.payload.failed) == (3, 1)
+        pages = 0
+        async for key, extracted in job.batch.results(Extracted):
+            assert_type(extracted, Extracted)
+            told.append((key, extracted.pages))
+            pages += extracted.pages
+        async for child in job.batch.failures():
+            assert_type(child, Child)
+            told.append((child.document_key, child.error))
+        told.extend([item async for item in job.batch.results()][:1])
+        with pytest.raises(ValidationError):
+            _ = [item async for item in job.batch.results(int)]
+        return pages
+
+    @engine.job(on_closed=report)
+    async def batch(job: Job[None]) -> None:
+        with pytest.raises(UsageError, match="follows no close"):
+            _ = job.batch
+        await job.fan_out(extract, [("a", 1), ("b", 2), ("c", -1), ("d", 4)])
+
+    async with running(engine):
+        handle = await engine.submit(batch)
+        tree = await whole(handle)
+        assert await engine.handle(tree.nodes[1].id).result() == 7
+    assert told == [("a", 1), ("b", 2), ("d", 4), ("c", "no pages"), ("a", {"pages": 1})]
