@@ -14,7 +14,7 @@ import asyncpg
 from .statements import load_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
     from .pool import Pool
@@ -47,6 +47,10 @@ class Appended:
     """Does anybody look?"""
     late: frozenset[int] = frozenset()
     """Jobs in it that had been given to another worker by then."""
+    mark: int | None = None
+    """It says the batch and all that came before it in the stream."""
+    mark_before: int | None = None
+    """The mark of the batch before it; 0: it is the first."""
     body: bytes = b""
     """Of an end: the event, which the database wrote."""
 
@@ -62,6 +66,10 @@ class StreamHead:
     last_number: int
     closed: bool
     """Its last event is the end."""
+    mark: int = 0
+    """Of its last batch."""
+    is_lost: bool = False
+    """Is what was seen of it not there any more, or something else in its place?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class StoredBatch:
     count: int
     late: frozenset[int]
     body: bytes
+    mark: int | None = None
 
 
 class EventStore:
@@ -115,6 +124,8 @@ class EventStore:
                 row["first_number"],
                 row["watched"],
                 frozenset(row["late"] or ()),
+                row["mark"],
+                row["mark_before"],
             )
             for row in rows
         ]
@@ -137,14 +148,43 @@ class EventStore:
                 row["generation"],
                 row["first_number"],
                 row["watched"],
+                mark=row["mark"],
+                mark_before=row["mark_before"],
                 body=row["body"].encode(),
             )
             for row in rows
         ]
 
-    async def heads(self, stream_ids: Collection[int]) -> dict[int, StreamHead]:
-        """Heads by stream id; a stream that never had an event may be missing."""
-        rows = await self._pool.fetch(self._sql["heads"], list(stream_ids))
+    async def unstored(self, batches: Collection[tuple[int, int, int]], writer: UUID) -> set[int]:
+        """The streams of those batches, (stream id, batch, first number), that were told to be
+        stored, and are not: a fail-over lost them.
+        """
+        ordered = sorted(batches)
+        rows = await self._pool.fetch(
+            self._sql["unstored"],
+            writer,
+            [stream_id for stream_id, _, _ in ordered],
+            [batch for _, batch, _ in ordered],
+            [first_number for _, _, first_number in ordered],
+        )
+        return {row["stream_id"] for row in rows}
+
+    async def heads(
+        self, stream_ids: Collection[int], seen: Mapping[int, tuple[int, int | None]] | None = None
+    ) -> dict[int, StreamHead]:
+        """Heads by stream id; a stream that never had an event may be missing.
+
+        `seen`: stream id → the last number that was seen of it, and the mark of the batch that
+        held it. The head says whether that is lost.
+        """
+        ids = list(stream_ids)
+        known = seen or {}
+        rows = await self._pool.fetch(
+            self._sql["heads"],
+            ids,
+            [known.get(stream_id, (None, None))[0] for stream_id in ids],
+            [known.get(stream_id, (None, None))[1] for stream_id in ids],
+        )
         return {
             row["stream_id"]: StreamHead(
                 row["stream_id"],
@@ -152,6 +192,8 @@ class EventStore:
                 row["first_number"],
                 row["last_number"],
                 row["closed"],
+                row["mark"],
+                row["lost"],
             )
             for row in rows
         }
@@ -165,7 +207,11 @@ class EventStore:
         rows = await self._pool.fetch(self._sql["replay"], stream_id, first, last, most_bytes)
         return [
             StoredBatch(
-                row["first_number"], row["count"], frozenset(row["late"] or ()), row["body"]
+                row["first_number"],
+                row["count"],
+                frozenset(row["late"] or ()),
+                row["body"],
+                row["mark"],
             )
             for row in rows
         ]
@@ -175,7 +221,7 @@ class EventStore:
         await self._pool.fetch(self._sql["watch"], sorted(stream_ids), timedelta(seconds=seconds))
 
     async def renew_generation(self, stream_id: int, generation: int) -> int | None:
-        """After a fail-over that lost events: a new generation of numbers.
+        """After a fail-over that lost events which somebody has seen: a new generation of numbers.
 
         None: somebody did so already.
         """

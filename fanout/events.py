@@ -60,6 +60,7 @@ MAX_ENVELOPE_BYTES: Final = 7000
 """PostgreSQL takes 7,999 bytes; the rest is headroom."""
 MAX_ENVELOPES: Final = 8
 """Of one batch. To read the table costs a watcher about as much as to receive so many."""
+MARKS_BYTES: Final = 50
 INLINE: Final = ',"b":[\n'
 BETWEEN: Final = b"\n,\n"
 """Line breaks are white space in JSON, and in no event: the receiver cuts here, and parses each
@@ -249,17 +250,20 @@ def envelopes(
     closed: bool = False,
     late: Collection[int] = (),
     inline: bool = True,
+    marks: tuple[int | None, int | None] = (None, None),
 ) -> list[str]:
     """The NOTIFY payloads for a stored batch, each at most 7,000 bytes and valid JSON.
 
     The events ride along, in one envelope or in a few; else one says only where they are. Every
-    payload is unique, for it carries numbers: NOTIFY folds equal ones.
+    payload is unique, for it carries numbers: NOTIFY folds equal ones. `marks`: of the batch before
+    this one, and of this one; without them, watchers look into the table.
     """
     bare = _head(stream_id, generation, first_number, count, closed=closed) + "}"
     most = MAX_ENVELOPES * MAX_ENVELOPE_BYTES
+    before, mark = marks
     if not inline or (len(body) > most and count > MAX_ENVELOPES):
         return [bare]
-    room = MAX_ENVELOPE_BYTES - len(bare) - len(INLINE) - len("\n]") - 20
+    room = MAX_ENVELOPE_BYTES - len(bare) - len(INLINE) - len("\n]") - MARKS_BYTES - 20
     groups: list[list[bytes]] = [[]]
     size = 0
     for line in lines_of(body, count):
@@ -277,6 +281,8 @@ def envelopes(
     for group in groups:
         last = number + len(group) == first_number + count
         head = _head(stream_id, generation, number, len(group), closed=closed and last)
+        if mark is not None and before is not None:
+            head += f',"m":{mark}' if made else f',"m":{mark},"p":{before}'
         made.append(f"{head}{INLINE}{BETWEEN.join(group).decode()}\n]}}")
         number += len(group)
     return made

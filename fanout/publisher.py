@@ -3,6 +3,9 @@
 A flush commits the rows, THEN hints in a statement of its own. Nothing here ever fails, blocks or
 slows a job: a full buffer drops the oldest log lines and says so, a database that is away costs
 lines, not children.
+
+What was stored of late is kept for some seconds: a standby that was behind, and was promoted, has
+lost it. It is looked for, and sent again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +38,9 @@ __all__ = ["Publisher", "channel_of"]
 _log = logging.getLogger("fanout.publisher")
 
 WATCHED_FLUSH_SECONDS: Final = 0.05
+"""Between two flushes of a stream: the first line after a silence goes out at once."""
+LEAST_FLUSH_SECONDS: Final = 0.01
+"""Between two flushes of a process whose watched streams all say little."""
 UNWATCHED_FLUSH_SECONDS: Final = 1.0
 MAX_BATCH_EVENTS: Final = 200
 MAX_BATCH_BYTES: Final = 64 << 10
@@ -51,6 +57,11 @@ LONGEST_END_SECONDS: Final = 2.0
 not.
 """
 KNOWN_STREAMS: Final = 10_000
+KEPT_SECONDS: Final = 10.0
+"""How long what was stored is kept: longer than a standby that is fit for promotion is behind."""
+KEPT_BYTES: Final = 4 << 20
+CHECK_SECONDS: Final = 2.0
+"""Between two looks whether what is kept is still stored."""
 TRIES: Final = 5
 """For errors that are neither the database's absence nor the lines' fault, like a lost grant."""
 SECONDS_BETWEEN_REPORTS: Final = 60.0
@@ -73,6 +84,25 @@ class _Line:
 
 
 @dataclass(slots=True)
+class _Known:
+    """A stream that has a head."""
+
+    watched_since: float | None
+    """time.monotonic(); None: nobody watches."""
+    flushed_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A batch that was stored, and where."""
+
+    batch: NewBatch
+    generation: int
+    first_number: int
+    at: float
+
+
+@dataclass(slots=True)
 class _Buffer:
     """What one stream has to say."""
 
@@ -85,10 +115,17 @@ class _Buffer:
     dropped: int = 0
     due_at: float = 0.0
     sending: NewBatch | None = None
+    again: deque[_Kept] = field(default_factory=deque)
+    """Stored once, and lost in a fail-over: they go first."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.lines or self.dropped or self.sending)
+        return not (self.lines or self.dropped or self.has_batch)
+
+    @property
+    def has_batch(self) -> bool:
+        """Is there a batch that is only to be sent?"""
+        return bool(self.sending or self.again)
 
     @property
     def is_full(self) -> bool:
@@ -106,8 +143,11 @@ class Publisher:
         self._channel = channel_of(settings)
         self._buffers: dict[int, _Buffer] = {}
         self._loose = 0
-        # Streams that have a head: since when somebody watches (time.monotonic()); None: nobody.
-        self._known: dict[int, float | None] = {}
+        self._known: dict[int, _Known] = {}
+        self._flushed_at = float("-inf")
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._check_at = 0.0
         self._batches = count(1)
         # Two queues by due time, for one look at their beginnings must do.
         self._ending: tuple[dict[int, float], dict[int, float]] = ({}, {})
@@ -120,6 +160,8 @@ class Publisher:
         self.dropped = 0
         """Lines that a full buffer lost, or that came after the end of their stream."""
         self.hints_dropped = 0
+        self.sent_again = 0
+        """Batches that a fail-over had lost."""
 
     def start(self) -> None:
         """Begin; again is fine."""
@@ -162,7 +204,7 @@ class Publisher:
             line.text, line.claim = text, claim
             return
         if not buffer.lines:
-            buffer.due_at = time.monotonic() + self._pause(stream_id)
+            buffer.due_at = self._due_at(stream_id)
         line = _Line(text, claim, lifecycle or latest_of is not None, latest_of)
         buffer.lines.append(line)
         buffer.size += len(text)
@@ -185,7 +227,8 @@ class Publisher:
         """The root jobs of these streams have closed: send the end, after the last lines."""
         now = time.monotonic()
         for stream_id in stream_ids:
-            since = self._known.get(stream_id)
+            known = self._known.get(stream_id)
+            since = None if known is None else known.watched_since
             quick = since is not None and now - since > UNWATCHED_END_SECONDS
             due_at = now + (WATCHED_END_SECONDS if quick else UNWATCHED_END_SECONDS)
             self._ending[quick].setdefault(stream_id, due_at)
@@ -196,14 +239,18 @@ class Publisher:
                 buffer.due_at = 0.0
                 self._wake.set()
 
-    def _pause(self, stream_id: int) -> float:
-        """Seconds until a first line goes out: at once where the end waits for it, seldom where
-        nobody looks.
+    def _due_at(self, stream_id: int) -> float:
+        """When a first line goes out: at once after a silence, or where the end waits for it;
+        seldom where nobody looks.
         """
         if stream_id in self._ending[0] or stream_id in self._ending[1]:
             return 0.0
-        watched = self._known.get(stream_id, 0.0) is not None
-        return WATCHED_FLUSH_SECONDS if watched else UNWATCHED_FLUSH_SECONDS
+        known = self._known.get(stream_id)
+        if known is None:
+            return self._flushed_at + WATCHED_FLUSH_SECONDS
+        if known.watched_since is None:
+            return time.monotonic() + UNWATCHED_FLUSH_SECONDS
+        return max(known.flushed_at + WATCHED_FLUSH_SECONDS, self._flushed_at + LEAST_FLUSH_SECONDS)
 
     def _drop_oldest(self, buffer: _Buffer) -> None:
         """Make room for one batch by losing the oldest lines that may be lost."""
@@ -228,6 +275,7 @@ class Publisher:
         while True:
             try:
                 await self._wait()
+                await self._look_for_kept()
                 await self._flush(alone=tries > TRIES)
                 await self._end_due()
                 tries = 0
@@ -235,6 +283,7 @@ class Publisher:
                 if tries == 0:
                     _log.warning("events wait for the database: %s", error)
                 tries = min(tries + 1, TRIES)
+                self._check_at = 0.0  # perhaps another server takes its place
                 if self._stopping:
                     return
                 await asyncio.sleep(_backoff(tries))
@@ -251,9 +300,11 @@ class Publisher:
         if self._stopping:
             return
         due_at = min(
-            (0.0 if buffer.sending else buffer.due_at for buffer in self._buffers.values()),
+            (0.0 if buffer.has_batch else buffer.due_at for buffer in self._buffers.values()),
             default=float("inf"),
         )
+        if self._kept:
+            due_at = min(due_at, self._check_at)
         for ending in self._ending:
             if ending:
                 due_at = min(due_at, next(iter(ending.values())))
@@ -274,7 +325,7 @@ class Publisher:
         due = [
             stream_id
             for stream_id, buffer in self._buffers.items()
-            if buffer.sending or buffer.due_at <= now or self._stopping
+            if buffer.has_batch or buffer.due_at <= now or self._stopping
         ][:MAX_STREAMS_A_FLUSH]
         if not due:
             return
@@ -297,9 +348,12 @@ class Publisher:
             done.stream_id: done for done in await self._store.append(batches, self._writer)
         }
         hints: list[str] = []
+        self._flushed_at = time.monotonic()
         for batch in batches:
             done = appended.get(batch.stream_id)
-            self._sent(batch, done)
+            told = self._sent(batch, done)
+            if done is not None and told is not None:
+                done = await self._renumbered(done, told)
             if done is not None and done.watched:
                 hints += envelopes(
                     batch.stream_id,
@@ -309,12 +363,24 @@ class Publisher:
                     batch.body,
                     late=done.late,
                     inline=self._settings.inline_events,
+                    marks=(done.mark_before, done.mark),
                 )
         await self._hint(hints)
 
+    async def _renumbered(self, done: Appended, told: tuple[int, int]) -> Appended:
+        """A batch that was stored again: if others stand under its numbers, who has seen them must
+        know.
+        """
+        if (done.generation, done.first_number) == told or done.generation != told[0]:
+            return done
+        generation = await self._store.renew_generation(done.stream_id, done.generation)
+        return done if generation is None else replace(done, generation=generation)
+
     def _batch(self, stream_id: int) -> NewBatch:
-        """The batch to send: the one whose answer was lost, or the next lines."""
+        """The batch to send: one that was lost, one whose answer was lost, or the next lines."""
         buffer = self._buffers[stream_id]
+        if buffer.again:
+            return buffer.again[0].batch
         if buffer.sending is not None:
             return buffer.sending
         texts: list[bytes] = []
@@ -347,21 +413,35 @@ class Publisher:
         )
         return buffer.sending
 
-    def _sent(self, batch: NewBatch, done: Appended | None) -> None:
+    def _sent(self, batch: NewBatch, done: Appended | None) -> tuple[int, int] | None:
+        """The batch was stored, or refused. Returns the generation and first number that it was
+        given when it was stored before.
+        """
         buffer = self._buffers[batch.stream_id]
-        buffer.sending = None
+        told: tuple[int, int] | None = None
+        if buffer.again and buffer.again[0].batch is batch:
+            kept = buffer.again.popleft()
+            told = kept.generation, kept.first_number
+            if done is not None:
+                kept.generation, kept.first_number = done.generation, done.first_number
+                self.sent_again += 1
+        else:
+            buffer.sending = None
+            if done is not None:
+                self._keep(_Kept(batch, done.generation, done.first_number, self._flushed_at))
         if done is None:  # the stream has ended: nobody can be told
             self.dropped += batch.count
-        elif not done.watched:
-            self._known[batch.stream_id] = None
-        elif self._known.get(batch.stream_id) is None:
-            self._known[batch.stream_id] = time.monotonic()
+        elif (known := self._known.get(batch.stream_id)) is not None:
+            known.flushed_at = self._flushed_at
+            if not done.watched:
+                known.watched_since = None
+            elif known.watched_since is None:
+                known.watched_since = self._flushed_at
         if buffer.is_empty:
             del self._buffers[batch.stream_id]
-            return
-        buffer.due_at = time.monotonic() + self._pause(batch.stream_id)
-        if buffer.is_full:
-            buffer.due_at = 0.0
+            return told
+        buffer.due_at = 0.0 if buffer.is_full else self._due_at(batch.stream_id)
+        return told
 
     async def _know(self, stream_ids: Collection[int]) -> None:
         new = [stream_id for stream_id in stream_ids if stream_id not in self._known]
@@ -370,9 +450,43 @@ class Publisher:
         await self._store.open_streams(new)
         now = time.monotonic()
         for stream_id in new:
-            self._known[stream_id] = now
+            self._known[stream_id] = _Known(watched_since=now)
         while len(self._known) > KNOWN_STREAMS:
             del self._known[next(iter(self._known))]
+
+    # -- fail-over -------------------------------------------------------------------------------
+
+    def _keep(self, kept: _Kept) -> None:
+        if not self._kept:
+            self._check_at = kept.at + CHECK_SECONDS
+        self._kept.append(kept)
+        self._kept_bytes += len(kept.batch.body)
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= len(self._kept.popleft().batch.body)
+
+    async def _look_for_kept(self) -> None:
+        """Is what was stored of late still there? A fail-over loses the newest of a stream, so one
+        batch of each tells.
+        """
+        now = time.monotonic()
+        if not self._kept or now < self._check_at or self._stopping:
+            return
+        self._check_at = now + CHECK_SECONDS
+        newest = {kept.batch.stream_id: kept for kept in self._kept}
+        lost = await self._store.unstored(
+            [(stream, kept.batch.batch, kept.first_number) for stream, kept in newest.items()],
+            self._writer,
+        )
+        for stream_id in lost:
+            buffer = self._buffers.setdefault(stream_id, _Buffer())
+            if not buffer.again:
+                # Those that are there after all are found, and not written.
+                buffer.again.extend(k for k in self._kept if k.batch.stream_id == stream_id)
+            self._known.pop(stream_id, None)  # its head may be lost as well
+        if lost:
+            _log.error("a fail-over lost events of %d streams, they are sent again", len(lost))
+        while self._kept and now - self._kept[0].at > KEPT_SECONDS:
+            self._kept_bytes -= len(self._kept.popleft().batch.body)
 
     async def _end_due(self) -> None:
         now = time.monotonic()
@@ -406,6 +520,7 @@ class Publisher:
                     done.body,
                     closed=True,
                     inline=self._settings.inline_events,
+                    marks=(done.mark_before, done.mark),
                 )
         await self._hint(hints)
 

@@ -34,10 +34,9 @@ def test_another_schema_leaves_nothing_of_ours_behind(name: str) -> None:
 
 
 def test_migrations_are_in_order_and_move_to_the_schema_too() -> None:
-    """Versions ascend by one."""
-    assert [version for version, _, _ in load_migrations()] == list(
-        range(1, len(load_migrations()) + 1)
-    )
+    """Versions ascend, each is there once."""
+    versions = [version for version, _, _ in load_migrations()]
+    assert versions == sorted(set(versions))
     for _, _, sql in load_migrations("elsewhere"):
         assert "fanout." not in CODE.sub("", sql)
 

@@ -67,8 +67,8 @@ class Staged(EventStore):
         if (act := self.after.pop(name, None)) is not None:
             await act()
 
-    async def heads(self, stream_ids: Any) -> dict[int, StreamHead]:
-        answer = await super().heads(stream_ids)
+    async def heads(self, stream_ids: Any, seen: Any = None) -> dict[int, StreamHead]:
+        answer = await super().heads(stream_ids, seen)
         await self._act("heads")
         return answer
 
@@ -117,14 +117,67 @@ class Stream:
         (done,) = await events.append([batch], self.writer)
         if hint:
             payloads = envelopes(
-                self.id, done.generation, done.first_number, number, body, inline=inline
+                self.id,
+                done.generation,
+                done.first_number,
+                number,
+                body,
+                inline=inline,
+                marks=(done.mark_before, done.mark),
             )
             await events.notify(channel_of(self.engine.settings), payloads)
         return done
 
-    def envelope(self, first: int, number: int, *, inline: bool = True, **more: Any) -> list[str]:
+    def envelope(
+        self,
+        first: int,
+        number: int,
+        *,
+        inline: bool = True,
+        marks: tuple[int | None, int | None] = (None, None),
+        **more: Any,
+    ) -> list[str]:
         """Hints of a batch that was never stored."""
-        return envelopes(self.id, 1, first, number, self.lines(number, **more), inline=inline)
+        lines = self.lines(number, **more)
+        return envelopes(self.id, 1, first, number, lines, inline=inline, marks=marks)
+
+
+class Standby:
+    """A standby that has what a stream had when this was made, and gets nothing more."""
+
+    def __init__(self, conn: asyncpg.Connection, stream_id: int, head: asyncpg.Record) -> None:
+        self._conn = conn
+        self._stream_id = stream_id
+        self._head = head
+
+    @classmethod
+    async def of(cls, conn: asyncpg.Connection, stream: Stream) -> Standby:
+        return cls(conn, stream.id, await head_of(conn, stream))
+
+    async def promote(self) -> None:
+        """Its state becomes the truth: what came later was never there."""
+        async with self._conn.transaction():
+            await self._conn.execute(
+                "DELETE FROM fanout.event_batch WHERE stream_id = $1 AND first_number > $2",
+                self._stream_id,
+                self._head["last_number"],
+            )
+            await self._conn.execute(
+                """UPDATE fanout.stream SET last_number = $2, generation = $3, closed = $4,
+                          mark = $5 WHERE stream_id = $1""",
+                self._stream_id,
+                self._head["last_number"],
+                self._head["generation"],
+                self._head["closed"],
+                self._head["mark"],
+            )
+
+
+async def head_of(conn: asyncpg.Connection, stream: Stream) -> asyncpg.Record:
+    """A stream's head."""
+    row = await conn.fetchrow("SELECT * FROM fanout.stream WHERE stream_id = $1", stream.id)
+    assert row is not None
+    return row
 
 
 @contextlib.asynccontextmanager

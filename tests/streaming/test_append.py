@@ -14,7 +14,7 @@ import pytest
 from fanout import Engine
 from fanout.event_store import EventStore, NewBatch
 from tests.factories import held, insert_job, until_blocked
-from tests.streaming.harness import Stream, a_stream, engine_on
+from tests.streaming.harness import Standby, Stream, a_stream, engine_on, head_of
 
 ME = uuid.UUID(int=1)
 
@@ -37,12 +37,6 @@ async def rows_of(conn: asyncpg.Connection, stream: Stream) -> list[tuple[int, i
         stream.id,
     )
     return [tuple(row) for row in rows]
-
-
-async def head_of(conn: asyncpg.Connection, stream: Stream) -> asyncpg.Record:
-    row = await conn.fetchrow("SELECT * FROM fanout.stream WHERE stream_id = $1", stream.id)
-    assert row is not None
-    return row
 
 
 async def test_many_writers_leave_no_gap_and_never_deadlock(
@@ -306,3 +300,64 @@ async def test_a_hint_waits_a_quarter_of_a_second_at_most(
             await connection.fetch(sql, "fanout_sse", ["{}"])
             assert await connection.fetchval("SHOW lock_timeout") == "250ms"
         assert await connection.fetchval("SHOW lock_timeout") == "0"
+
+
+async def test_a_mark_says_all_that_came_before(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """The same batches in the same order make the same mark, another one in between does not."""
+    me, other = uuid.uuid4(), uuid.uuid4()
+
+    async def told(*batches: tuple[uuid.UUID, int]) -> list[int | None]:
+        marks: list[int | None] = []
+        for writer, batch in batches:
+            (done,) = await engine.events.append([a_batch(stream.id, batch)], writer)
+            assert done.mark_before == (marks[-1] if marks else 0)
+            marks.append(done.mark)
+        assert (await head_of(conn, stream))["mark"] == marks[-1]
+        return marks
+
+    empty = await Standby.of(conn, stream)
+    marks = await told((me, 1), (me, 2), (other, 1))
+    assert len(set(marks)) == 3
+    (again,) = await engine.events.append([a_batch(stream.id, 2)], me)
+    assert (again.mark_before, again.mark) == (marks[0], marks[1]), "found, with its own marks"
+    await empty.promote()
+    assert await told((me, 1), (me, 2), (other, 1)) == marks
+    await empty.promote()
+    assert (await told((me, 1), (other, 1), (me, 2)))[1:] != marks[1:]
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "is_lost"),
+    [(0, None, False), (2, 0, False), (3, 0, False), (4, 1, False), (4, 0, True), (6, 1, True)],
+)
+async def test_a_head_says_whether_what_was_seen_is_lost(
+    engine: Engine, stream: Stream, number: int, place: int | None, is_lost: bool
+) -> None:
+    """By the mark of the batch that holds the last number that was seen, wherever in it."""
+    marks = []
+    for batch, lines in enumerate((3, 2), 1):
+        (done,) = await engine.events.append([a_batch(stream.id, batch, lines)], stream.writer)
+        marks.append(done.mark)
+    seen = {stream.id: (number, 0 if place is None else marks[place])}
+    assert (await engine.events.heads([stream.id], seen))[stream.id].is_lost is is_lost
+    assert not (await engine.events.heads([stream.id]))[stream.id].is_lost
+
+
+async def test_what_was_pruned_or_never_had_a_mark_is_not_lost(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """Nobody can tell, and a reset would cost every watcher a replay."""
+    for batch in (1, 2, 3):
+        await engine.events.append([a_batch(stream.id, batch)], ME)
+    await conn.execute(
+        """UPDATE fanout.event_batch SET mark = CASE first_number WHEN 1 THEN mark END,
+                  at = at - CASE first_number WHEN 1 THEN interval '2 h' ELSE interval '0' END
+            WHERE stream_id = $1""",
+        stream.id,
+    )
+    await engine.events.prune(3600, 10)
+    for number in (1, 2, 3):
+        heads = await engine.events.heads([stream.id], {stream.id: (number, 12345)})
+        assert not heads[stream.id].is_lost

@@ -19,7 +19,7 @@ from fanout.event_store import Appended, EventStore, NewBatch
 from fanout.publisher import Publisher
 from tests.engine.running import until
 from tests.factories import insert_job
-from tests.streaming.harness import Stream, a_stream, staged
+from tests.streaming.harness import Standby, Stream, a_stream, head_of, staged
 
 
 class Faulty(EventStore):
@@ -113,7 +113,7 @@ async def test_nobody_looks_no_notify(
     """
     publisher.publish(stream.id, line("first"), None)
     await flushed(publisher)
-    assert publisher._pause(stream.id) == module.UNWATCHED_FLUSH_SECONDS
+    assert publisher._known[stream.id].watched_since is None
     for n in range(20):
         publisher.publish(stream.id, line(str(n)), None)
         await asyncio.sleep(0.005)
@@ -123,7 +123,29 @@ async def test_nobody_looks_no_notify(
     await engine.events.watch([stream.id], 60)
     publisher.publish(stream.id, line("seen"), None)
     await until(lambda: store.hints)
-    assert publisher._pause(stream.id) == module.WATCHED_FLUSH_SECONDS
+    assert publisher._known[stream.id].watched_since is not None
+
+
+async def test_the_first_line_after_a_silence_goes_at_once(
+    engine: Engine,
+    stream: Stream,
+    publisher: Publisher,
+    store: Faulty,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever time lines gather for; those that follow it at once gather for that time."""
+    monkeypatch.setattr(module, "WATCHED_FLUSH_SECONDS", 3600)
+    await engine.events.watch([stream.id], 60)
+    publisher._flushed_at = time.monotonic() - 3601
+    publisher.publish(stream.id, line("first"), None)
+    await flushed(publisher)
+    publisher.publish(stream.id, line("second"), None)
+    assert publisher._buffers[stream.id].due_at > time.monotonic() + 3000
+    publisher.publish(stream.id, line("third"), None)
+    assert publisher._buffers[stream.id].due_at > time.monotonic(), "it waits with the one before"
+    publisher.end([stream.id])
+    await flushed(publisher)
+    assert [batch.count for (batch,) in store.appends] == [1, 2]
 
 
 async def test_a_full_buffer_loses_the_oldest_and_says_how_many(
@@ -363,3 +385,124 @@ async def test_many_streams_cost_few_statements(
     await flushed(publisher)
     assert len(store.appends) <= 4
     assert staged(engine).calls == []
+
+
+# -- fail-over -------------------------------------------------------------------------------------
+
+
+async def said(publisher: Publisher, stream: Stream, *texts: str) -> None:
+    """Say lines, a batch each."""
+    for text in texts:
+        publisher.publish(stream.id, line(text), None)
+        publisher.end([stream.id])  # at once
+        publisher._ending[0].clear()
+        publisher._ending[1].clear()
+        await flushed(publisher)
+
+
+async def messages(engine: Engine, stream: Stream) -> list[str]:
+    return [event["message"] for event in await stored(engine, stream)]
+
+
+def look(publisher: Publisher) -> None:
+    """It is time to look whether what was stored is still there."""
+    publisher._check_at = 0.0
+    publisher._wake.set()
+
+
+async def test_what_a_fail_over_lost_is_sent_again(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher
+) -> None:
+    """In its order, under its numbers: to who watches nothing has happened."""
+    await said(publisher, stream, "a", "b")
+    standby = await Standby.of(conn, stream)
+    await said(publisher, stream, "c", "d", "e")
+    before = dict(await head_of(conn, stream))
+    await standby.promote()
+    look(publisher)
+    await until(lambda: publisher.sent_again == 5)
+    await flushed(publisher)
+    after = dict(await head_of(conn, stream))
+    assert await messages(engine, stream) == list("abcde")
+    assert after | {"updated_at": 0} == before | {"updated_at": 0}
+
+
+async def test_what_was_lost_comes_under_a_new_generation_if_others_stand_in_its_place(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher
+) -> None:
+    """Numbers were given out twice: whoever has seen the first ones is told. Once."""
+    await said(publisher, stream, "a")
+    standby = await Standby.of(conn, stream)
+    await said(publisher, stream, "b", "c")
+    await standby.promote()
+    await stream.say(5)
+    look(publisher)
+    await until(lambda: publisher.sent_again == 3)
+    await flushed(publisher)
+    assert sorted(filter(None, [e.get("message") for e in await stored(engine, stream)])) == [
+        *"abc"
+    ]
+    assert (await head_of(conn, stream))["generation"] == 2
+
+
+async def test_lost_lines_come_before_those_that_an_outage_held_up(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher, store: Faulty
+) -> None:
+    """After an outage the first thing to know is whether it was a fail-over."""
+    standby = await Standby.of(conn, stream)
+    await said(publisher, stream, "a", "b")
+    publisher._check_at = time.monotonic() + 3600
+    store.when = lambda _: DatabaseUnavailable("away")
+    publisher.publish(stream.id, line("c"), None)
+    await until(lambda: len(store.appends) > 3)
+    await standby.promote()
+    store.when = lambda _: None
+    await flushed(publisher)
+    assert await messages(engine, stream) == [*"abc"]
+    assert (await head_of(conn, stream))["generation"] == 1
+
+
+async def test_a_head_that_was_lost_is_made_again(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher
+) -> None:
+    """The standby had the job, and nothing of its stream yet."""
+    await said(publisher, stream, "a", "b")
+    await conn.execute("DELETE FROM fanout.event_batch WHERE stream_id = $1", stream.id)
+    await conn.execute("DELETE FROM fanout.stream WHERE stream_id = $1", stream.id)
+    look(publisher)
+    await until(lambda: publisher.sent_again == 2)
+    assert await messages(engine, stream) == ["a", "b"]
+
+
+@pytest.mark.parametrize("gone", ["pruned", "deleted", "there"])
+async def test_what_was_not_lost_is_not_sent_again(
+    engine: Engine, conn: asyncpg.Connection, publisher: Publisher, store: Faulty, gone: str
+) -> None:
+    """Pruned by a short retention, or deleted with its job: that is no fail-over."""
+    stream = await a_stream(engine, conn)
+    await said(publisher, stream, "a", "b")
+    number = len(store.appends)
+    if gone == "pruned":
+        await engine.events.prune(0, 1000)
+    if gone == "deleted":
+        for table, column in (("event_batch", "stream_id"), ("stream", "stream_id"), ("job", "id")):
+            await conn.execute(f"DELETE FROM fanout.{table} WHERE {column} = $1", stream.id)
+    publisher._check_at = 0.0
+    await publisher._look_for_kept()
+    assert publisher._check_at > 0
+    assert not publisher._buffers
+    assert len(store.appends) == number
+
+
+async def test_what_is_kept_is_bounded(
+    engine: Engine, stream: Stream, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bytes at once, in time with the next look; without anything kept nobody looks."""
+    monkeypatch.setattr(module, "KEPT_BYTES", 3000)
+    await said(publisher, stream, *(str(n) * 1000 for n in range(8)))
+    assert publisher._kept_bytes <= 3000
+    assert len(publisher._kept) <= 3
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0)
+    publisher._check_at = 0.0
+    await publisher._look_for_kept()
+    assert publisher._kept_bytes == len(publisher._kept) == 0

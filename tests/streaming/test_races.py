@@ -187,6 +187,7 @@ async def test_a_topic_without_readers_goes_and_takes_its_bytes_along(
             relay._catch_up(relay._topics[stream.id])
             await reader.has(400)
         assert relay.stats()["ring_bytes"]
+        await until(lambda: not relay._catching_up)
         await relay._sweep()
         stats = relay.stats()
         assert (stats["topics"], stats["ring_bytes"], stats["readers"]) == (0, 0, 0)
