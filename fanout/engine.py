@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, overload
 
 from .checks import check_kind, check_limit, check_max_retries, check_priority, check_status
+from .cron import Missed, Schedule, Schedules
 from .embedded import acquire
 from .errors import ConfigurationError, DatabaseUnavailable, JobNotFound, UsageError
 from .event_store import EventStore
@@ -124,6 +125,8 @@ class Engine:
         self.settings = settings or Settings()
         self.handlers: dict[str, Handler[Any, Any]] = {}
         """Kind → handler."""
+        self.declared: dict[str, Schedule] = {}
+        """Name → schedule, as this program's code declares it."""
         self._embedded_home: Path | None = None
         self._is_embedded = False
         self._server: EmbeddedServer | None = None
@@ -217,6 +220,106 @@ class Engine:
             return handler
 
         return register if function is None else register(function)
+
+    # -- schedules --------------------------------------------------------------------------------
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        payload: Any = None,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "one",
+        priority: int | None = None,
+        max_retries: int | None = None,
+        tenant: str = "",
+        **options: Unpack[Options],
+    ) -> Callable[[Handler[P, R]], Handler[P, R]]:
+        """Submit a job of a handler at set times: `@engine.cron("0 7 * * 1-5")` above
+        `@engine.job`. The arguments are those of `schedule`; the name is the kind.
+        """
+
+        def declare(handler: Handler[P, R]) -> Handler[P, R]:
+            if not isinstance(handler, Handler):
+                raise ConfigurationError(
+                    "cron", f"{handler!r} is no handler", "Put @engine.job below @engine.cron"
+                )
+            self.schedule(
+                name or handler.name,
+                handler,
+                expression,
+                payload=payload,
+                timezone=timezone,
+                missed=missed,
+                priority=priority,
+                max_retries=max_retries,
+                tenant=tenant,
+                **options,
+            )
+            return handler
+
+        return declare
+
+    def schedule(
+        self,
+        name: str,
+        target: Handler[P, R] | str,
+        expression: str,
+        *,
+        payload: P | Mapping[str, Any] | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "one",
+        priority: int | None = None,
+        max_retries: int | None = None,
+        tenant: str = "",
+        **options: Unpack[Options],
+    ) -> None:
+        """Declare that jobs are submitted at set times, each once over all workers. Written to the
+        database when a worker starts; whether it is enabled is the operators' alone.
+
+        Args:
+            name: of the schedule; letters, digits and underscores.
+            target, payload, priority, max_retries, tenant, options: as of `submit`.
+            expression: minute, hour, day of the month, month, day of the week.
+            timezone: whose wall clock that is, like Europe/Berlin.
+            missed: what becomes of times at which no worker lived: `one` job for all of them,
+                `skip` them, or `all`, the last hundred at most.
+
+        Raises:
+            UsageError: names the field and the remedy.
+        """
+        if name in self.declared:
+            raise ConfigurationError(
+                "name", f"there is a schedule {name!r} already", "Give each a name of its own"
+            )
+        job = self._checked(
+            Request(
+                target,
+                payload,
+                priority=priority,
+                max_retries=max_retries,
+                tenant=tenant,
+                **options,
+            )
+        )
+        self.declared[name] = Schedule(
+            name=name,
+            kind=job.kind,
+            expression=expression,
+            timezone=timezone,
+            missed=missed,
+            payload=job.payload,
+            priority=job.priority,
+            max_retries=job.max_retries,
+            tenant=job.tenant,
+            options=job.options,
+        ).checked()
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the database: list, add, pause, resume, remove, run."""
+        return Schedules(self.store)
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -347,6 +450,7 @@ class Engine:
             concurrency=concurrency,
             name=name,
             exit_when_stuck=exit_when_stuck,
+            schedules=list(self.declared.values()),
         )
         self._workers = [one for one in self._workers if not one.is_stopped]
         self._workers.append(worker)

@@ -133,6 +133,13 @@ class Settings(BaseSettings):
     event_retention: Seconds = Field(
         7 * 86_400, description="Seconds that events are kept; then they are pruned in small steps."
     )
+    job_retention: float = Field(
+        7 * 86_400,
+        ge=0,
+        le=10 * 366 * 86_400,
+        allow_inf_nan=False,
+        description="Seconds that closed jobs are kept, their results with them; 0: for ever.",
+    )
 
     max_result_bytes: int = Field(
         1 << 20, ge=2, description="A larger result fails its child, permanently."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLDERS", "load_migrations", "load_statements"]
 
-FOLDERS: Final = ("transitions", "reads", "workers", "events", "access")
+FOLDERS: Final = ("transitions", "reads", "workers", "events", "access", "cron", "retention")
 _SCHEMA_PREFIX: Final = re.compile(r"(?<![\w.])fanout\.")
 _INCLUDE: Final = re.compile(r"^-- include (\w+)$", re.MULTILINE)
 

@@ -52,6 +52,10 @@ class Store:
     def __init__(self, pool: Pool, schema: str = "fanout") -> None:
         self._pool = pool
         self._sql = load_statements(schema)
+CLAIM_COLUMNS = len(Claim._fields)
+
+PRUNED = "its retention has passed and it is being deleted; submit it again instead"
+
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -369,7 +373,10 @@ class Store:
                 self._sql["retry_failed"], job_id, list(keys) if keys is not None else None, error
             )
             if not ids:
-                raise Refused(job_id, "no failed child to retry")
+                row = await connection.fetchrow(self._sql["lock_job"], job_id)
+                raise Refused(
+                    job_id, PRUNED if row and row["pruned"] else "no failed child to retry"
+                )
             completed, failed, cancelled, current = 0, len(ids), 0, job_id
             while True:
                 row = await connection.fetchrow(self._sql["lock_job"], current)
@@ -378,7 +385,9 @@ class Store:
                 ):
                     raise Refused(
                         current,
-                        "it was cancelled or has failed as a whole; submit it again instead",
+                        PRUNED
+                        if row and row["pruned"]
+                        else "it was cancelled or has failed as a whole; submit it again instead",
                     )
                 if row["closed"] and row["parent_id"] is None:
                     await connection.execute(self._sql["reopen_stream"], current)

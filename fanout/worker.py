@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
+from .cron import Cron
 from .errors import ConfigurationError
 from .events import event_text
 from .execution import execute
@@ -31,6 +32,7 @@ from .heartbeat import Heartbeat
 from .held import Held, Stop
 from .loop import Loop
 from .publisher import Publisher
+from .retention import Retention
 from .runtime import Runtime
 from .states import Status
 from .sweeper import Sweeper
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
+    from .cron import Schedule
     from .event_store import EventStore
     from .handlers import Handler
     from .settings import Settings
@@ -106,6 +109,7 @@ class Worker:
         concurrency: int | None = None,
         name: str | None = None,
         exit_when_stuck: bool = False,
+        schedules: Sequence[Schedule] = (),
         on_counted: Callable[[Counted], None] | None = None,
     ) -> None:
         if not handlers:
@@ -168,6 +172,9 @@ class Worker:
         )
         self._events = events
         self._prunes = Loop("prune", self._prune, PRUNE_SECONDS, jitter=0.5)
+        self._schedules = schedules
+        self.cron = Cron(store, on_submitted=self._wake_others)
+        self.retention = Retention(store, settings)
         self.finisher = Finisher(
             store,
             self.token,
@@ -238,6 +245,7 @@ class Worker:
             raise
         if self._stopping:
             return  # told to stop meanwhile
+            await self.cron.schedules.declare(self._schedules)
         self.sweeper.lost_contact()
         self.publisher.start()
         self.finisher.start()
@@ -251,6 +259,8 @@ class Worker:
     async def stop(self, grace: float | None = None) -> None:
         """Claim nothing more, give running handlers `grace` seconds, release the rest at no cost,
         end.
+        self.cron.start()
+        self.retention.start()
 
         Again is fine.
 
@@ -286,6 +296,8 @@ class Worker:
         await self.finisher.drain(self._settings.database_timeout)
         await self.finisher.stop()
         await self.publisher.stop()
+        await self.cron.stop()
+        await self.retention.stop()
         await self.sweeper.stop()
         await self.listener.stop()
         await self.heartbeat.stop(max(0.1, until - self._loop.time()))

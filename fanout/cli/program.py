@@ -12,6 +12,7 @@ import typer
 from . import (
     api,
     children,
+    cron,
     demo,
     dev,
     doctor,
@@ -82,4 +83,5 @@ GROUPS: dict[str, dict[str, Callable[..., int | None]]] = {
 for panel, commands in GROUPS.items():
     for name, command in commands.items():
         program.command(name, rich_help_panel=panel, epilog=EPILOG)(command)
+program.add_typer(cron.cron, name="cron", rich_help_panel="Steer")
 program.add_typer(keys.keys, name="keys", rich_help_panel="Steer")

@@ -6,5 +6,5 @@ UPDATE fanout.job p
        finished_at = NULL, mark_at = NULL, last_mark_at = NULL, mark_ended = NULL, last_mark_ended = NULL,
        generation = p.generation + (p.status = 'completed')::int,
        status = CASE WHEN p.status = 'completed' THEN 'waiting' ELSE p.status END
- WHERE p.id = $1 AND (p.status = 'completed' OR (p.finished_at IS NULL AND p.verdict IS NULL))
+ WHERE p.id = $1 AND p.pruned_at IS NULL AND (p.status = 'completed' OR (p.finished_at IS NULL AND p.verdict IS NULL))
 RETURNING p.id

@@ -3,5 +3,5 @@
 UPDATE fanout.job c
    SET status = 'pending', verdict = NULL, finished_at = NULL, ended_by = NULL, failures = 0, deaths = 0,
        error = NULL, error_type = NULL, reason = NULL, run_at = clock_timestamp(), generation = c.generation + 1
- WHERE c.id = $1 AND c.status = 'failed' AND c.total = 0 AND c.parent_id IS NULL
+ WHERE c.id = $1 AND c.status = 'failed' AND c.total = 0 AND c.parent_id IS NULL AND c.pruned_at IS NULL
 RETURNING c.id
