@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
+PRUNED = "its retention has passed and it is being deleted; submit it again instead"
+
 
 class Store:
     """The statements of one schema over one pool. Raises DatabaseUnavailable from every method."""
@@ -52,10 +54,6 @@ class Store:
     def __init__(self, pool: Pool, schema: str = "fanout") -> None:
         self._pool = pool
         self._sql = load_statements(schema)
-CLAIM_COLUMNS = len(Claim._fields)
-
-PRUNED = "its retention has passed and it is being deleted; submit it again instead"
-
 
     # -- in ---------------------------------------------------------------------------------------
 

@@ -240,12 +240,12 @@ class Worker:
                     for h in self._handlers.values()
                 ]
             )
+            await self.cron.schedules.declare(self._schedules)
         except BaseException:
             self._state = "new"  # so that the next start does all of it
             raise
         if self._stopping:
             return  # told to stop meanwhile
-            await self.cron.schedules.declare(self._schedules)
         self.sweeper.lost_contact()
         self.publisher.start()
         self.finisher.start()
@@ -254,13 +254,13 @@ class Worker:
         self.listener.start()
         self._timeouts.start()
         self._prunes.start()
+        self.cron.start()
+        self.retention.start()
         self._claims.start()
 
     async def stop(self, grace: float | None = None) -> None:
         """Claim nothing more, give running handlers `grace` seconds, release the rest at no cost,
         end.
-        self.cron.start()
-        self.retention.start()
 
         Again is fine.
 
@@ -291,13 +291,13 @@ class Worker:
             await self._interrupt()
         await self._timeouts.stop()
         await self._prunes.stop()
+        await self.cron.stop()
+        await self.retention.stop()
         # With the database away, one `database_timeout` for all of the rest.
         until = self._loop.time() + self._settings.database_timeout
         await self.finisher.drain(self._settings.database_timeout)
         await self.finisher.stop()
         await self.publisher.stop()
-        await self.cron.stop()
-        await self.retention.stop()
         await self.sweeper.stop()
         await self.listener.stop()
         await self.heartbeat.stop(max(0.1, until - self._loop.time()))
