@@ -24,6 +24,16 @@ WINDOW = 300
 LOAD_SECONDS = 5
 """Half a second where nothing else runs; without sharing the seventh tab would wait for ever."""
 
+NOTIFY = """
+() => {
+  window.told = [];
+  window.Notification = class {
+    static permission = "default";
+    static async requestPermission() { return this.permission = "granted"; }
+    constructor(title, { body }) { told.push(`${title}; ${body}`); }
+  };
+}
+"""
 RECORD = """
 () => {
   window.seen = [];
@@ -90,11 +100,16 @@ async def test_a_batch_is_watched_from_start_to_end(
     handle = await submitted(engine, papers=40, seconds=0.4, fail_every=7, hold=True)
     page = await opened(f"#/jobs/{handle.id}?level=0")
     await page.evaluate(RECORD)
+    await page.evaluate(NOTIFY)
     await expect(page.locator("#state")).to_have_text("live")
+    await page.get_by_role("button", name="Tell me when it ends").click()
     gate.set()
     await shown(page, handle, site)
     await expect(page.locator(".job .badge")).to_have_text("completed with failures")
     check_bar(await page.evaluate("seen"))
+    (told,) = await page.evaluate("told")
+    assert told.startswith("import-")
+    assert told.endswith("completed with failures; 35 of 40 completed, 5 failed")
     await expect(page.locator(".counts")).to_contain_text("40 of 40")
     await expect(page.locator(".counts")).to_contain_text("5 failed")
     await expect(page.locator(".reasons b")).to_have_count(3)

@@ -88,7 +88,7 @@ function shown(context, first, soon) {
       isDue = false;
       try {
         await Promise.all([
-          get(`jobs/${id}/history`).then((found) => { history.hidden = !found.buckets.length; if (found.buckets.length) over.show(found); }),
+          get(`jobs/${id}/history`).then((found) => { history.hidden = !found.buckets.length; if (found.buckets.length) over.show(found, isEnded(job.status) ? 8 : 24); }),
           picture.hidden ? table.refresh() : get(`jobs/${id}/grid`).then(draw),
           job.failed ? get(`jobs/${id}/failures`, { limit: 20 }).then(reasons) : (failures.hidden = !list.querySelector(".open")),
         ]);

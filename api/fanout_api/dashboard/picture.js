@@ -140,10 +140,10 @@ export function chart() {
   const [most, begin, end, says] = [h("span"), h("span"), h("span"), h("span", { class: "quiet says" })];
   return {
     element: h("figure", {}, h("figcaption", {}, most, says), svg, h("div", { class: "axis quiet" }, begin, end)),
-    show({ bucket_seconds: size, from, buckets }) {
+    show({ bucket_seconds: size, from, buckets }, least = 24) {
       const sums = buckets.map((b) => b.completed + b.failed + b.cancelled);
       const top = Math.max(1, ...sums);
-      const step = W / Math.max(buckets.length, 24);
+      const step = W / Math.max(buckets.length, least);
       const start = Date.parse(from);
       bars.replaceChildren(...buckets.map((bucket, i) => {
         let y = H;
@@ -159,7 +159,7 @@ export function chart() {
       put(most, `Ended per ${size === 1 ? "second" : duration(size)}, at most ${count(top)}`);
       const stamp = size * buckets.length < 7200 ? atSecond : atMinute;
       put(begin, stamp(start));
-      put(end, stamp(start + Math.max(buckets.length, 24) * size * 1000));
+      put(end, stamp(start + Math.max(buckets.length, least) * size * 1000));
       svg.setAttribute("aria-label", `${many(sums.reduce((a, b) => a + b, 0), "child", "children")} ended in ${duration(size * buckets.length)}; at most ${count(top)} in ${duration(size)}`);
     },
   };
