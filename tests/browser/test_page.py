@@ -280,7 +280,7 @@ async def test_behind_a_prefix(
 async def test_signing_in(
     browser: BrowserContext, engine: Engine, database: str, witness: Witness
 ) -> None:
-    """Without a key: a form; with a wrong one: a sentence; who may only look has no buttons."""
+    """Without a key: a form; with a wrong one: a sentence; who may only look is told why."""
     handle = await batch(engine, "secret", papers=5, fail_every=2)
     _, key = await Access(engine.store).add_key("reader", {Scope.READ})
     site = Site(database, environment={"FANOUT_API_AUTH": "key"})
@@ -295,7 +295,9 @@ async def test_signing_in(
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator(".counts")).to_contain_text("5 of 5")
         await expect(page.locator("#state")).to_contain_text("ended")
-        assert await page.get_by_role("button", name="Retry").count() == 0
+        for name in ("Cancel", "Retry failed", "Retry"):
+            await expect(page.get_by_role("button", name=name, exact=True).first).to_be_disabled()
+        await expect(page.locator(".job .actions small")).to_contain_text("scope operate")
         assert key not in await page.evaluate(
             "document.cookie + location.href + JSON.stringify(localStorage)"
         )

@@ -45,6 +45,7 @@ export const post = async (path, body = {}) => (await send("POST", path, body)).
 
 /** May this person do that? Unknown counts as yes: the server decides. */
 export const may = (scope) => !about.scopes?.length || about.scopes.includes(scope);
+export const mayNot = (scope) => (may(scope) ? "" : `Your key is not good for this: it lacks the scope ${scope}.`);
 
 // -- the connection, always visible -----------------------------------------------------------------
 

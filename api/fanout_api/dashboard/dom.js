@@ -134,6 +134,7 @@ setInterval(() => {
 
 /** States: a letter, a word for people, and a shape beside the colour. */
 export const STATES = { c: "completed", f: "failed", r: "running", p: "pending", w: "waiting", x: "cancelled" };
+export const isEnded = (status) => ["completed", "failed", "cancelled"].includes(status);
 export const letterOf = (status) => ({ processing: "r", cancelled: "x" })[status] ?? status[0];
 export const wordOf = (status) => STATES[letterOf(status)];
 
@@ -161,7 +162,7 @@ export const badge = (status, outcome = wordOf(status)) =>
 
 /** Rounded down; 100 only when closed. */
 export function percentOf({ status, total, completed, failed, cancelled }) {
-  if (["completed", "failed", "cancelled"].includes(status)) return 100;
+  if (isEnded(status)) return 100;
   return total ? Math.min(99, Math.floor(((completed + failed + cancelled) * 100) / total)) : 0;
 }
 

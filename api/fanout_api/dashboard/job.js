@@ -1,14 +1,14 @@
 /** One job: a batch with all that belongs to it, a child, or a job that stands alone. */
 
-import { download, get, may, poll, post, report } from "./api.js";
-import { asking, atMinute, badge, bar, between, clock, count, duration, fill, h, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
+import { download, get, mayNot, poll, report } from "./api.js";
+import { atMinute, badge, bar, between, clock, count, duration, fill, h, isEnded, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
-import { stateOf } from "./list.js";
+import { stateBadge, stateOf } from "./list.js";
 import { logView } from "./log.js";
 import { chart, squares, strip } from "./picture.js";
+import { sums } from "./sums.js";
 import { tableView } from "./table.js";
-
-const isEnded = (status) => ["completed", "failed", "cancelled"].includes(status);
+import { settingsOf, verbsOf } from "./verbs.js";
 
 export function jobView(context, id) {
   id = Number(id);
@@ -42,18 +42,20 @@ export function jobView(context, id) {
 function shown(context, first, soon) {
   const { id } = first;
   const isChild = first.parent_id !== null && first.parent_id !== undefined;
-  let [job, events, received, timer, notify] = [first, null, clock.now(), 0, false];
+  let [job, events, received, timer] = [first, null, clock.now(), 0];
   const name = isChild ? first.document_key : first.key;
 
   // -- the head: what a person wants to know within two seconds -----------------------------------
   const state = h("span");
   const progress = bar();
   const [percent, figures, times, waits, why] = [h("strong", { class: "figures percent" }), h("p", { class: "counts", "aria-live": "polite" }), h("p", { class: "figures quiet" }), h("ul", { class: "waits" }), h("p", { class: "reason" })];
-  const actions = h("div", { class: "actions" });
+  const verbs = verbsOf(first, { done: soon, reopened: () => events?.follow(first.root_id ?? id) });
+  const settings = isChild ? null : settingsOf(first, soon);
+  const used = sums();
   const head = h("header", { class: "job" },
     isChild && h("p", { class: "crumbs" }, h("a", { href: `#/jobs/${first.parent_id}` }, `Batch ${first.parent_id}`), " › child"),
     h("h1", {}, said(first.kind, "b"), " ", name ? said(name, "span", { class: "key" }) : h("span", { class: "key" }, `#${id}`)),
-    h("div", { class: "row" }, state, actions), h("div", { class: "row" }, progress.element, percent), figures, times, waits, why);
+    h("div", { class: "row" }, state, verbs.element), h("div", { class: "row" }, progress.element, percent), figures, times, used.element, waits, why);
 
   // -- what changes less often --------------------------------------------------------------------
   const over = chart();
@@ -125,7 +127,7 @@ function shown(context, first, soon) {
     const [number, example] = [h("b", { class: "figures bad" }), h("div", { class: "quiet" })];
     let now = 0;
     const row = h("li", {}, number, h("div", {}, long(error, 300), " ", type && said(type, "small", { class: "quiet" }), example), h("span", { class: "actions" },
-      may("operate") && asking("Retry", () => `Runs ${many(now, "child", "children")} again.`, () => retry({ error })),
+      verbs.verb("Retry", mayNot("operate"), () => `Runs ${many(now, "child", "children")} again.`, () => verbs.retry({ error })),
       h("button", { type: "button", onclick: () => { context.address.write({ status: "failed", reason: error }); table.update(); choose("table"); table.element.scrollIntoView(); } }, "Show")));
     list.append(row);
     return (n, key) => {
@@ -136,29 +138,6 @@ function shown(context, first, soon) {
     };
   }
 
-  async function retry(body) {
-    const { retried } = await post(`jobs/${isChild ? first.parent_id : id}/retry`, body);
-    soon();
-    events?.follow(first.root_id ?? id);
-    return retried ? `${many(retried, "job")} will run again` : "nothing was left to retry";
-  }
-
-  function buttons() {
-    const ended = isEnded(job.status);
-    const open = job.total - job.completed - job.failed - job.cancelled;
-    fill(actions, `${ended} ${Boolean(job.failed)} ${job.status}`,
-      !ended && may("operate") && asking("Cancel", () => (job.total ? `Cancels ${many(open, "child", "children")} that ${open === 1 ? "has" : "have"} not ended. What has ended stays.` : "Cancels this job. If it runs, it is told to stop."),
-        async () => { const { cancelled } = await post(`jobs/${id}/cancel`, {}); soon(); return cancelled ? "it is being cancelled" : "it had ended already"; }, { yes: "Cancel it" }),
-      job.failed > 0 && may("operate") && asking("Retry failed", () => `Runs ${many(job.failed, "failed child", "failed children")} again${ended ? " and opens this batch again" : ""}.`, () => retry({}), { yes: "Retry" }),
-      !job.total && job.status === "failed" && may("operate") && asking("Retry", "Runs this job again.", () => retry(isChild ? { keys: [first.document_key] } : {})),
-      !ended && !isChild && "Notification" in globalThis && h("button", { type: "button", "aria-pressed": "false", title: "A notification, if your browser allows it", onclick: async (e) => {
-        const button = e.currentTarget;
-        notify = !notify && (await Notification.requestPermission()) === "granted";
-        button.setAttribute("aria-pressed", String(notify));
-        if (!notify && Notification.permission === "denied") put(button, "Notifications are blocked by the browser");
-      } }, "Tell me when it ends"));
-  }
-
   // -- showing -------------------------------------------------------------------------------------
   function show(next) {
     const was = job;
@@ -166,8 +145,9 @@ function shown(context, first, soon) {
     received = clock.now();
     const p = job.progress ?? job;
     const ended = isEnded(job.status);
+    if (p.paused !== undefined) job.paused = p.paused;
     const words = isChild && !job.total ? wordOf(job.status) : stateOf(job);
-    fill(state, words, badge(job.status === "waiting" ? "processing" : job.status, words));
+    fill(state, words, stateBadge(job, words));
     const isBatch = job.total > 0;
     const value = p.percent ?? (ended ? 100 : 0);
     progress.element.hidden = percent.hidden = figures.hidden = !isBatch && !(ended && !isChild && job.payload === undefined);
@@ -181,14 +161,16 @@ function shown(context, first, soon) {
     const reason = isChild || !isBatch ? "" : job.reason || job.error || "";
     fill(why, reason, reason ? long(reason) : []);
     tick();
-    buttons();
+    verbs.show(job);
+    settings?.show(job);
+    used.show(p.sums ?? job.sums, job.budget);
     for (const part of [children, exports]) part.hidden = !isBatch;
     showFacts();
     document.title = `${isBatch && !ended ? `${value} % · ` : ""}${visible(name ?? job.kind)} · fanout`;
     if (!drawn || job.status !== was.status || p.ended !== was.progress?.ended || p.processing !== was.progress?.processing) details();
     if (ended && !isEnded(was.status)) {
       soon();
-      if (notify) new Notification(`${visible(name ?? job.kind)}: ${words}`, { body: isBatch ? `${count(job.completed)} of ${count(job.total)} completed, ${count(job.failed)} failed` : "" });
+      verbs.ended(`${visible(name ?? job.kind)}: ${words}`, { body: isBatch ? `${count(job.completed)} of ${count(job.total)} completed, ${count(job.failed)} failed` : "" });
     } else if (!ended && isEnded(was.status)) events?.follow(first.root_id ?? id);
   }
 
@@ -242,7 +224,7 @@ function shown(context, first, soon) {
 
   const ticking = setInterval(tick, 1000);
   return {
-    element: h("div", {}, head, isChild ? [facts] : [history], children, failures, log.element, isChild ? [] : [facts], exports),
+    element: h("div", {}, head, isChild ? [facts] : [history], children, failures, log.element, isChild ? [] : [settings.element, facts], exports),
     begin() {
       choose(context.params.get("view") === "table" ? "table" : "squares", false);
       follow();

@@ -1,7 +1,7 @@
 /** All batches, newest first, with bars that move. */
 
 import { get, poll, report, base } from "./api.js";
-import { badge, bar, count, duration, fill, h, mark, percentOf, put, said, when } from "./dom.js";
+import { badge, bar, count, duration, fill, h, isEnded, mark, percentOf, put, said, when } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 
 const PAGE = 25;
@@ -22,8 +22,7 @@ export function listView({ params, address, fail }) {
   events.on("progress", async ({ data }) => {
     const moved = rows.get(data.id);
     if (!moved) return;
-    const ended = ["completed", "failed", "cancelled"].includes(data.status);
-    moved.show(ended ? await get(`jobs/${data.id}`).catch(() => data) : data);
+    moved.show(isEnded(data.status) ? await get(`jobs/${data.id}`).catch(() => data) : data);
     follow();
   });
 
@@ -129,10 +128,10 @@ function line(first) {
       // What was read before the newest counters came does not take the bar back.
       if (next.generation < job.generation || (next.generation === job.generation && endedOf(next) < endedOf(job))) return;
       job = { ...job, ...next };
-      this.open = !["completed", "failed", "cancelled"].includes(job.status);
+      this.open = !isEnded(job.status);
       if (this.open) job.finished_at = null;
       progress.show(job);
-      fill(state, stateOf(job), badge(job.status === "waiting" ? "processing" : job.status, stateOf(job)));
+      fill(state, stateOf(job), stateBadge(job));
       const ended = endedOf(job);
       put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
       const why = this.open ? job.waits_for?.[0] : job.reason || job.error;
@@ -144,10 +143,14 @@ function line(first) {
 }
 
 /** A batch whose children run is "waiting" for the engine, and running for everybody else. */
-export function stateOf({ status, total, failed }) {
+export function stateOf({ status, total, failed, paused }) {
   if (status === "completed") return failed ? "completed with failures" : status;
+  if (paused && !isEnded(status)) return "paused";
   return { waiting: "running", processing: total ? "dispatching" : "running" }[status] ?? status;
 }
+
+export const stateBadge = (job, words = stateOf(job)) =>
+  badge(words === "paused" ? "waiting" : job.status === "waiting" ? "processing" : job.status, words);
 
 function firstSteps() {
   const payload = '{"kind": "papers_batch", "payload": {"import_id": 7}}';
