@@ -87,6 +87,8 @@ class _Follower:
         self._events = events
         self._stream_id = stream_id
         self._cursor = cursor
+        self._seen: tuple[int, int | None] | None = None
+        """The last number that was read here, and its batch's mark."""
         self._watched_at = float("-inf")
         self._ended_at: float | None = None
         self._writer = uuid4()
@@ -97,8 +99,14 @@ class _Follower:
     async def look(self) -> list[Event]:
         """What is new."""
         await self._say_watched()
-        head = (await self._events.heads([self._stream_id])).get(self._stream_id)
+        seen = None if self._seen is None else {self._stream_id: self._seen}
+        head = (await self._events.heads([self._stream_id], seen)).get(self._stream_id)
         if head is None:
+            return []
+        if head.is_lost and self._cursor is not None and self._cursor[0] == head.generation:
+            await self._events.renew_generation(self._stream_id, head.generation)
+            self._seen = None  # the next look finds the new generation, whoever made it
+            self.has_more = True
             return []
         found = self._reset(head)
         generation, number = self._cursor or (head.generation, head.first_number - 1)
@@ -112,6 +120,8 @@ class _Follower:
             found.append(self._reset_to("pruned", generation, number, events[0].id))
         found += events
         number = int(events[-1].id.split(".")[1]) if events else head.last_number
+        if events:
+            self._seen = number, batches[-1].mark
         self._cursor = generation, number
         self.has_more = number < head.last_number
         self.is_over = head.closed and not self.has_more

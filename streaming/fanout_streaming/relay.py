@@ -341,7 +341,7 @@ class Relay:
             if hint.last <= topic.last:
                 return
             inline = hint.lines and self._engine.settings.inline_events
-            if hint.first == topic.last + 1 and inline:
+            if hint.first == topic.last + 1 and inline and hint.joins(topic.mark):
                 self._take_inline(topic, hint)
                 return
             topic.known_last = max(topic.known_last, hint.last)
@@ -358,11 +358,14 @@ class Relay:
                 entry(number, topic.generation, line)
                 for number, line in enumerate(hint.lines, hint.first)
             ],
+            hint.mark,
         )
 
-    def _append(self, topic: Topic, entries: list[Entry]) -> None:
+    def _append(self, topic: Topic, entries: list[Entry], mark: int | None) -> None:
+        """Take the next events; `mark`: of the batch of the last one."""
         if not entries:
             return
+        topic.mark = mark
         for one in entries:
             self._ring_bytes += topic.append(one)
         if self._topics.get(topic.stream_id) is not topic:
@@ -407,11 +410,13 @@ class Relay:
             topic.again = False
             self.catch_ups += 1
             before = topic.generation, topic.last, topic.closed
-            heads = await self._engine.events.heads([topic.stream_id])
+            heads = await self._engine.events.heads(
+                [topic.stream_id], {topic.stream_id: topic.seen}
+            )
             head = heads.get(topic.stream_id)
             if head is None:
                 return
-            if head.generation == before[0] and head.last_number >= before[1]:
+            if head.generation == before[0] and not head.is_lost:
                 await self._follow(topic, head)
             else:
                 await self._turn(topic, head)
@@ -433,7 +438,7 @@ class Relay:
 
     async def _turn(self, topic: Topic, head: StreamHead) -> None:
         """The stream has another generation, or has lost events that this process has seen: then it
-        gets one, for their numbers are given out again.
+        gets one, for their numbers are given out again, or were already.
         """
         generation = head.generation
         if generation <= topic.generation:
@@ -444,7 +449,7 @@ class Relay:
                 return
             generation = renewed
         self._ring_bytes -= topic.move_to(
-            generation, head.first_number, head.last_number, closed=head.closed
+            generation, head.first_number, head.last_number, head.mark, closed=head.closed
         )
         topic.again = True
         topic.wake()
@@ -459,7 +464,11 @@ class Relay:
         if not entries:  # pruned meanwhile
             if head.last_number > topic.last:
                 self._ring_bytes -= topic.move_to(
-                    topic.generation, head.last_number + 1, head.last_number, closed=head.closed
+                    topic.generation,
+                    head.last_number + 1,
+                    head.last_number,
+                    head.mark,
+                    closed=head.closed,
                 )
                 topic.wake()
             return
@@ -467,7 +476,7 @@ class Relay:
         entries = [one for one in entries if one.number > topic.last]
         if entries and entries[0].number != topic.last + 1:
             self._ring_bytes -= topic.clear()
-        self._append(topic, entries)
+        self._append(topic, entries, batches[-1].mark)
 
     async def replay(self, topic: Topic, number: int) -> list[Entry]:
         """Entries above `number` from the table, for a reader that has fallen out of the ring.
@@ -546,8 +555,9 @@ class Relay:
                 self._details.pop(topic.stream_id, None)
 
     async def _compare(self, *, listening: bool) -> None:
-        before = {topic.stream_id: topic.last for topic in self._topics.values()}
-        heads = await self._engine.events.heads(self._topics)
+        heads = await self._engine.events.heads(
+            self._topics, {topic.stream_id: topic.seen for topic in self._topics.values()}
+        )
         for topic in list(self._topics.values()):
             head = heads.get(topic.stream_id)
             if head is None:
@@ -558,7 +568,7 @@ class Relay:
             if (
                 ahead
                 or head.generation != topic.generation
-                or head.last_number < before.get(topic.stream_id, 0)
+                or head.is_lost
                 or (head.last_number == topic.last and head.closed != topic.closed)
             ):
                 self.healed += listening and ahead

@@ -37,6 +37,7 @@ class Topic:
         "idle_since",
         "known_last",
         "last",
+        "mark",
         "newcomer_round",
         "progress",
         "progress_key",
@@ -58,6 +59,8 @@ class Topic:
         self.first = head.first_number
         self.last = head.last_number
         """The last number that readers may have; the ring ends with it."""
+        self.mark: int | None = head.mark
+        """Of the batch that holds `last`; None: it has none, or nobody knows it."""
         self.known_last = head.last_number
         """The last number that anybody spoke of."""
         self.closed = head.closed
@@ -130,9 +133,16 @@ class Topic:
         self._joined.clear()
         return gone
 
-    def move_to(self, generation: int, first: int, last: int, *, closed: bool) -> int:
+    @property
+    def seen(self) -> tuple[int, int | None]:
+        """The last number, and its mark: what the table is asked about."""
+        return self.last, self.mark
+
+    def move_to(
+        self, generation: int, first: int, last: int, mark: int | None, *, closed: bool
+    ) -> int:
         """Go on elsewhere, with an empty ring. Returns the bytes that went."""
-        self.generation, self.first, self.last = generation, first, last
+        self.generation, self.first, self.last, self.mark = generation, first, last, mark
         self.known_last, self.closed = last, closed
         return self.clear()
 

@@ -141,6 +141,11 @@ class Stream:
         lines = self.lines(number, **more)
         return envelopes(self.id, 1, first, number, lines, inline=inline, marks=marks)
 
+    def hint_of(self, done: Appended, number: int = 1) -> list[str]:
+        """Hints that follow what was stored, with lines of their own."""
+        marks = done.mark_before, done.mark
+        return self.envelope(done.first_number, number, marks=marks)
+
 
 class Standby:
     """A standby that has what a stream had when this was made, and gets nothing more."""

@@ -45,7 +45,7 @@ async def test_a_head_read_before_a_hint_came_is_no_fail_over(
 
         async def a_hint_comes() -> None:
             done = await stream.say(1, hint=False)
-            still._on_hint(stream.envelope(done.first_number, 1)[0])
+            still._on_hint(stream.hint_of(done)[0])
 
         staged(engine).after["heads"] = a_hint_comes
         still._catch_up(topic)
@@ -65,7 +65,7 @@ async def test_a_sweep_read_before_a_hint_came_is_no_fail_over(
 
         async def a_hint_comes() -> None:
             done = await stream.say(1, hint=False)
-            still._on_hint(stream.envelope(done.first_number, 1)[0])
+            still._on_hint(stream.hint_of(done)[0])
 
         staged(engine).after["heads"] = a_hint_comes
         await still._compare(listening=True)
@@ -97,7 +97,7 @@ async def test_a_hint_while_a_topic_is_made_is_not_lost(
 
     async def a_hint_comes() -> None:
         done = await stream.say(2, hint=False)
-        still._on_hint(stream.envelope(done.first_number, 2)[0])
+        still._on_hint(stream.hint_of(done, 2)[0])
 
     staged(engine).after["heads"] = a_hint_comes
     async with reading(still, {stream.id: None}) as reader:
@@ -117,7 +117,15 @@ async def test_an_end_that_came_by_hint_is_not_taken_back_by_an_older_head(
             (done,) = await engine.events.end_streams([(stream.id, 900)], stream.writer)
             from fanout.events import envelopes  # noqa: PLC0415
 
-            (payload,) = envelopes(stream.id, 1, done.first_number, 1, done.body, closed=True)
+            (payload,) = envelopes(
+                stream.id,
+                1,
+                done.first_number,
+                1,
+                done.body,
+                closed=True,
+                marks=(done.mark_before, done.mark),
+            )
             still._on_hint(payload)
 
         staged(engine).after["heads"] = the_end_comes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import uuid
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -16,14 +18,17 @@ from fanout_streaming.topic import Topic
 from fanout import Engine, JobNotFound, UsageError
 from fanout.event_store import StreamHead
 from fanout.events import Event, event_text
-from fanout.publisher import channel_of
+from fanout.publisher import Publisher, channel_of
+from fanout.statements import load_statements
 from tests.engine.pooler import pooled
 from tests.engine.running import until
 from tests.factories import insert_batch, insert_job
 from tests.streaming.harness import (
+    Standby,
     Stream,
     a_stream,
     engine_on,
+    head_of,
     listening,
     ndjson,
     quick,
@@ -156,6 +161,120 @@ async def test_a_new_generation_resets_its_readers(
             assert (await back.got("reset")).data["seen"] == "1.10"
 
 
+async def test_numbers_that_were_given_out_twice_are_noticed_when_nobody_looked(
+    relay: Relay, engine: Engine, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """A fail-over lost events, and the stream is longer than before by the time anybody looks: the
+    reader is told, and then gets what stands there now.
+    """
+    await stream.say(4)
+    standby = await Standby.of(conn, stream)
+    async with reading(relay, {stream.id: None}) as reader:
+        await stream.say(6)
+        await reader.has(10)
+        async with conn.transaction():
+            await standby.promote()
+            await say_there(conn, stream, 20)
+        reset = await reader.got("reset")
+        assert reset.data == {
+            "job": stream.id,
+            "reason": "generation",
+            "seen": "1.10",
+            "from": "2.1",
+        }
+        await reader.until(lambda: reader.browser.last_id == "2.24")
+        assert reader.logged == [*range(1, 11), *range(1, 5), *range(11, 31)]
+    async with reading(relay, {stream.id: "1.10"}) as back:
+        assert (await back.got("reset")).data["reason"] == "generation"
+
+
+async def test_a_hint_that_joins_on_to_other_events_than_were_seen_is_not_taken(
+    still: Relay, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """It has the next number, but what was seen before it was lost: the table tells."""
+    await stream.say(2)
+    standby = await Standby.of(conn, stream)
+    async with reading(still, {stream.id: None}) as reader:
+        await stream.say(2, hint=False)
+        still._catch_up(still._topics[stream.id])
+        await reader.has(4)
+        await standby.promote()
+        await stream.say(2, hint=False)
+        done = await stream.say(1, hint=False)
+        assert done.first_number == 5
+        still._on_hint(stream.hint_of(done)[0])
+        assert (await reader.got("reset")).data["seen"] == "1.4"
+
+
+async def test_a_program_that_follows_is_told_as_well(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """`handle.events` without a relay; a cursor that never was is no fail-over."""
+    await stream.say(2)
+    standby = await Standby.of(conn, stream)
+    await stream.say(2)
+    events = engine.handle(stream.id).events()
+    seen = [await anext(events) for _ in range(4)]
+    async with conn.transaction():
+        await standby.promote()
+        await say_there(conn, stream, 9)
+    told = await anext(events)
+    assert (told.type, told.data["seen"], told.data["from"]) == ("reset", seen[-1].id, "2.1")
+    again = [await anext(events) for _ in range(11)]
+    assert [event.id for event in again] == [f"2.{n}" for n in range(1, 12)]
+    stranger = engine.handle(stream.id).events("2.999")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await anext(stranger)
+    assert (await head_of(conn, stream))["generation"] == 2
+
+
+async def say_there(conn: asyncpg.Connection, stream: Stream, number: int) -> None:
+    """Append on this very connection, a batch an event."""
+    append = load_statements()["append"]
+    for n in range(number):
+        line = stream.lines(1)
+        await conn.fetch(append, [stream.id], [1], [line], [n], uuid.uuid4(), [], [], [])
+
+
+async def test_a_fail_over_under_a_live_publisher_loses_no_line(
+    engine: Engine, relay: Relay, conn: asyncpg.Connection, stream: Stream
+) -> None:
+    """The tail is lost again and again, others write in its place: after its last reset a reader
+    has all that was ever said, and the table has it too.
+    """
+    publisher = Publisher(engine.events, uuid.uuid4(), engine.settings)
+    publisher.start()
+    said = 0
+    async with reading(relay, {stream.id: None}) as reader:
+        for n in range(4):
+            standby = await Standby.of(conn, stream)
+            for _ in range(30):
+                said += 1
+                publisher.publish(stream.id, b'{"type":"log","n":%d}' % (1000 + said), None)
+                await asyncio.sleep(0.001)
+            await until(lambda: not publisher._buffers)
+            await reader.until(lambda: reader.named("log")[-1].data["n"] == 1000 + said)  # noqa: B023
+            before = publisher.sent_again
+            async with conn.transaction():
+                await standby.promote()
+                if n % 2:
+                    await say_there(conn, stream, 40)
+            publisher._check_at = 0.0
+            publisher._wake.set()
+            await until(lambda: publisher.sent_again > before)  # noqa: B023
+            await until(lambda: not publisher._buffers)
+        await publisher.stop()
+        head = await head_of(conn, stream)
+        last = f"{head['generation']}.{head['last_number']}"
+        await reader.until(lambda: reader.browser.last_id == last)
+        at = max(i for i, m in enumerate(reader.messages) if m.name == "reset")
+        got = [m.data["n"] for m in reader.messages[at:] if m.name == "log"]
+        assert sorted(n for n in got if n > 1000) == list(range(1001, 1001 + said))
+        numbers = [m.number for m in reader.messages[at:] if m.name == "log"]
+        assert numbers == list(range(1, head["last_number"] + 1))
+
+
 async def test_a_cursor_below_what_is_kept_is_reset(
     engine: Engine, conn: asyncpg.Connection, relay: Relay, stream: Stream
 ) -> None:
@@ -261,7 +380,7 @@ async def test_garbage_from_psql_is_counted_and_ignored(
     relay: Relay, stream: Stream, conn: asyncpg.Connection, engine: Engine
 ) -> None:
     """Any role may NOTIFY: nothing it says ends a stream, goes to readers, or moves a number."""
-    await stream.say(3)
+    done = await stream.say(3)
     said = f'{{"v":1,"s":{stream.id}'
     garbage = [
         "",
@@ -273,7 +392,7 @@ async def test_garbage_from_psql_is_counted_and_ignored(
         '{"v":1}',
         '{"v":1,"s":"a","g":1,"f":1,"n":1}',
         "[" * 7000,
-        said + ',"g":1,"f":4,"n":2,"b":[\n{"x":[1\n,\n2]},{"y":1}\n]}',
+        said + f',"g":1,"f":4,"n":2,"m":1,"p":{done.mark}' + ',"b":[\n{"x":[1\n,\n2]},{"y":1}\n]}',
     ]
     ranges = [
         said + ',"g":1,"f":1000000,"n":10}',
@@ -322,19 +441,28 @@ async def test_text_that_did_not_come_by_this_engine_is_not_shown_if_inline_is_o
             assert "text" not in reader.named("log")[0].data
 
 
-async def test_a_forged_event_is_taken_back(
+async def test_a_forged_event_is_not_shown_or_taken_back(
     relay: Relay, stream: Stream, conn: asyncpg.Connection
 ) -> None:
-    """Inline text at the right number reaches readers; the next look at the table resets them."""
-    await stream.say(1)
+    """At the right number, but it does not join on to what stands there: only the table counts. Who
+    has listened can make one that does: then the next look at the table resets its readers.
+    """
+    done = await stream.say(1)
     async with reading(relay, {stream.id: None}) as reader:
         await listening(relay)
         await reader.has(1)
-        (forged,) = stream.envelope(2, 1, text="forged")
+        for marks in ((None, None), (None, 1), (7, 8)):
+            (forged,) = stream.envelope(2, 1, text="forged", marks=marks)
+            await conn.execute("SELECT pg_notify('fanout_sse', $1)", forged)
+        await stream.say(1, text="true")
+        await reader.has(2)
+        assert reader.named("log")[1].data["text"] == "true"
+        done = await stream.say(1)
+        (forged,) = stream.envelope(4, 1, text="forged", marks=(done.mark, 1))
         await conn.execute("SELECT pg_notify('fanout_sse', $1)", forged)
         await reader.got("reset")
         await stream.say(1)
-        await reader.until(lambda: reader.browser.last_id == "2.2")
+        await reader.until(lambda: reader.browser.last_id == "2.4")
 
 
 async def test_unknown_jobs_and_children_have_no_stream(
