@@ -8,7 +8,14 @@ from typing import Final
 from .errors import ConfigurationError, UsageError
 from .states import Status
 
-__all__ = ["check_kind", "check_limit", "check_max_retries", "check_priority", "check_status"]
+__all__ = [
+    "check_concurrency",
+    "check_kind",
+    "check_limit",
+    "check_max_retries",
+    "check_priority",
+    "check_status",
+]
 
 KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 MOST_RETRIES: Final = 1_000_000
@@ -31,6 +38,14 @@ def check_priority(priority: object) -> None:
     """Raises UsageError unless `priority` is one, or None."""
     if priority is not None and not (_is_count(priority) and priority in range(10)):
         raise UsageError("priority", f"{priority!r} is out of range", "Give 0 (first) to 9 (last)")
+
+
+def check_concurrency(count: object) -> None:
+    """Raises UsageError unless `count` children may run at once, or None: as many as may."""
+    if count is not None and not (_is_count(count) and count in range(1, 2**31)):
+        raise UsageError(
+            "concurrency", f"{count!r} is not a count", "Give 1 or more, or None for no limit"
+        )
 
 
 def check_max_retries(count: object) -> None:

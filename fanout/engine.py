@@ -468,7 +468,7 @@ class Engine:
             for kind in counted.follow_ups:
                 self.wake(kind)
 
-        return Sweeper(self.store, self.settings, on_counted=wake)
+        return Sweeper(self.store, self.settings, on_counted=wake, on_ended=self._tell_ended)
 
     # -- submitting -------------------------------------------------------------------------------
 
@@ -537,10 +537,7 @@ class Engine:
                 job.kind for job, done in zip(jobs, submitted, strict=True) if done.created
             }:
                 self.wake(kind)
-        return [
-            JobHandle(done.id, self.store, self.events, created=done.created, retries=self.wake)
-            for done in submitted
-        ]
+        return [self._handle(done.id, created=done.created) for done in submitted]
 
     def _checked(self, request: Request) -> NewJob:
         handler = (
@@ -591,7 +588,24 @@ class Engine:
         """
         if job_id not in range(1, LARGEST_ID + 1):
             raise JobNotFound(job_id)
-        return JobHandle(job_id, self.store, self.events, retries=self.wake)
+        return self._handle(job_id)
+
+    def _handle(self, job_id: int, *, created: bool = False) -> JobHandle:
+        return JobHandle(
+            job_id,
+            self.store,
+            self.events,
+            created=created,
+            retries=self.wake,
+            ended=self._tell_ended,
+            handlers=self.handlers,
+            settings=self.settings,
+        )
+
+    def _tell_ended(self, job_ids: Sequence[int]) -> None:
+        """Hint to workers that claims on these jobs, or on children of them, were taken away."""
+        if self._waker is not None:
+            self._waker.ended(job_ids)
 
     async def find(self, key: str, *, tenant: str = "") -> JobHandle | None:
         """The job that was submitted with an idempotency key; None: there is none."""

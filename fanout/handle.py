@@ -1,4 +1,4 @@
-"""A handle on one job: wait for it, watch it, read its children, cancel it, retry what failed."""
+"""A handle on one job: wait for it, watch it, read its children, steer it, retry what failed."""
 
 from __future__ import annotations
 
@@ -8,22 +8,46 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pydantic import TypeAdapter
 
-from .checks import check_limit, check_status
+from .checks import (
+    check_concurrency,
+    check_kind,
+    check_limit,
+    check_max_retries,
+    check_priority,
+    check_status,
+)
 from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
 from .following import follow
+from .handlers import Handler
+from .job import chunks, snapshot
 from .pool import NotStarted
+from .settings import MAX_PAYLOAD_BYTES, Settings
 from .states import Status
+from .steering import (
+    pause_below,
+    resume_below,
+    spread_concurrency,
+    spread_priority,
+)
 from .tree import MOST_NODES, MOST_STEPS_UP
+from .values import Dispatched
 from .wire import checked_text, clipped
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     from .event_store import EventStore
     from .events import Event
     from .store import Store
     from .tree import Tree
-    from .values import Child, FailureReason, JobRow, Progress
+    from .values import Child, Document, FailureReason, JobRow, Progress
 
 __all__ = ["JobHandle"]
 
@@ -37,7 +61,16 @@ PAGE = 500
 class JobHandle:
     """A job by its id. Every method asks the database; nothing is cached."""
 
-    __slots__ = ("_events", "_store", "_wake", "created", "id")
+    __slots__ = (
+        "_events",
+        "_handlers",
+        "_settings",
+        "_store",
+        "_tell_ended",
+        "_wake",
+        "created",
+        "id",
+    )
 
     def __init__(
         self,
@@ -47,6 +80,9 @@ class JobHandle:
         *,
         created: bool = False,
         retries: Callable[[str], None] = lambda _: None,
+        ended: Callable[[Sequence[int]], None] = lambda _: None,
+        handlers: Mapping[str, Handler[Any, Any]] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.id = job_id
         self.created = created
@@ -54,6 +90,9 @@ class JobHandle:
         self._store = store
         self._events = events
         self._wake = retries
+        self._tell_ended = ended
+        self._handlers = handlers or {}
+        self._settings = settings or Settings()
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id})"
@@ -190,8 +229,9 @@ class JobHandle:
     async def cancel(self, reason: str = "cancelled on request") -> bool:
         """Cancel the job and everything below it that has not ended.
 
-        Children that run are told with their next heartbeat and counted as cancelled now; whatever
-        they return is dropped.
+        Children that run are counted as cancelled now, and told at once by a hint, or else with
+        their next heartbeat: their handlers get `CancelledError`, and whatever they return is
+        dropped.
 
         Returns False if it had closed, or was being ended, already. Raises JobNotFound.
         """
@@ -199,6 +239,7 @@ class JobHandle:
         if not counted.moved:
             await self.job()  # raises for an id that never was
             return False
+        self._tell_ended([self.id])
         for kind in counted.follow_ups:
             self._wake(kind)
         await self._end_children(self.id)
@@ -212,6 +253,8 @@ class JobHandle:
         """
         while True:
             counted = await self._store.doom_chunk(job_id, PAGE)
+            if counted.moved:
+                self._tell_ended([job_id])
             for kind in counted.follow_ups:
                 self._wake(kind)
             for child in counted.moved:
@@ -219,6 +262,138 @@ class JobHandle:
                     await self._end_children(child.id)
             if len(counted.moved) < PAGE:
                 return
+
+    async def pause(self) -> bool:
+        """Start nothing more of this batch, or single job, until it is resumed.
+
+        What runs goes on to its end, and counts; a deadline goes on too.
+
+        When this returns, none of its children can be claimed any more, except those that were
+        being put back in that moment: the next sweep gets them. Cancelled half-way, it is paused,
+        and the sweep does the rest.
+
+        Returns False if it was paused already.
+
+        Raises:
+            JobNotFound.
+            Refused: it has closed, is being ended, or is a child; nothing was changed.
+        """
+        changed = await self._store.pause(self.id)
+        if not changed:
+            await self._check_is_open_root("paused")
+        await pause_below(self._store, self.id)
+        return changed
+
+    async def resume(self) -> bool:
+        """Let a paused batch, or single job, go on: it joins the queue anew.
+
+        Returns False if it was not paused.
+
+        Raises:
+            JobNotFound.
+            Refused: it has closed, is being ended, or is a child; nothing was changed.
+        """
+        kind = await self._store.resume(self.id)
+        if kind is None:
+            await self._check_is_open_root("resumed")
+        kinds = await resume_below(self._store, self.id)
+        for each in kinds | ({kind} if kind is not None else set()):
+            self._wake(each)
+        return kind is not None
+
+    async def set_priority(self, priority: int) -> None:
+        """From 0 (first) to 9 (last): for this batch, or single job, all children that have not
+        ended, and those it dispatches from now on without a priority of their own.
+
+        Cancelled half-way, some children keep the old one: say it again.
+
+        Raises:
+            UsageError: it is no priority.
+            JobNotFound.
+            Refused: it has closed, is being ended, or is a child; nothing was changed.
+        """
+        check_priority(priority)
+        while (kind := await self._store.set_priority(self.id, priority)) is None:
+            await self._check_is_open_root("given a priority")  # or it was opened meanwhile
+        for each in {kind} | await spread_priority(self._store, self.id):
+            self._wake(each)
+
+    async def set_concurrency(self, concurrency: int | None) -> None:
+        """How many children of this batch may run at once, over all workers; None: as many as may.
+
+        With fewer than run now, those go on to their ends, and no other begins meanwhile. Cancelled
+        half-way, some children keep to no limit: say it again.
+
+        Raises:
+            UsageError: it is no count.
+            JobNotFound.
+            Refused: it has closed, or is being ended; nothing was changed.
+        """
+        check_concurrency(concurrency)
+        if not await self._store.set_concurrency(self.id, concurrency):
+            raise Refused(self.id, _not_open(await self.job()))
+        await spread_concurrency(self._store, self.id)
+        for child in await self.children_page(status=Status.PENDING, limit=1):
+            self._wake(child.kind)
+
+    async def add(
+        self,
+        target: Handler[Any, Any] | str,
+        documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
+        *,
+        max_retries: int | None = None,
+        priority: int | None = None,
+        on_closed: str | None = None,
+    ) -> Dispatched:
+        """Add documents to this batch while it is open, from outside its handler; arguments and
+        result are those of `job.fan_out`.
+
+        A job that has not begun takes them too: they may run before its handler does. A document
+        whose key has a child already is passed over, so to add again after an unknown outcome is
+        safe.
+
+        Raises:
+            JobNotFound.
+            Refused: it has closed, or is being ended. Chunks before that stand.
+            UsageError: a document cannot be stored; names it. Chunks before it stand.
+        """
+        handler = target if isinstance(target, Handler) else self._handlers.get(target)
+        kind = handler.name if handler is not None else check_kind(target)
+        check_priority(priority)
+        check_max_retries(max_retries)
+        if on_closed is not None:
+            check_kind(on_closed, "on_closed")
+        elif handler is not None:
+            on_closed = handler.on_closed
+        if max_retries is None and handler is not None:
+            max_retries = handler.max_retries
+        created = seen = 0
+        async for chunk in chunks(documents, self._settings.chunk_size):
+            born, _ = await self._store.add_children(
+                self.id,
+                documents=[
+                    snapshot(document, handler, MAX_PAYLOAD_BYTES, self._settings.max_error_bytes)
+                    for document in chunk
+                ],
+                kind=kind,
+                max_retries=max_retries,
+                priority=priority,
+                on_closed=on_closed,
+            )
+            created, seen = created + born, seen + len(chunk)
+            if born:
+                self._wake(kind)
+        return Dispatched(created, seen - created)
+
+    async def _check_is_open_root(self, verb: str) -> None:
+        """Raises JobNotFound, and Refused with the reason."""
+        row = await self.job()
+        if row.root_id is not None:
+            raise Refused(
+                self.id, f"it is a child, and only a whole can be {verb}: job {row.root_id}"
+            )
+        if row.finished_at is not None or row.verdict is not None:
+            raise Refused(self.id, _not_open(row))
 
     async def retry(self, *, keys: Sequence[str] | None = None, error: str | None = None) -> int:
         """Run what failed again, as a new generation: a batch's failed children (all, those of
@@ -255,3 +430,9 @@ class JobHandle:
         for child in first:
             self._wake(child.kind)
         return count
+
+
+def _not_open(row: JobRow) -> str:
+    if row.finished_at is None:
+        return f"it is being ended: {row.reason or 'no reason was kept'}"
+    return f"it has closed: {row.outcome}"

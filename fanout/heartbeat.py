@@ -123,7 +123,7 @@ class Heartbeat:
             await asyncio.sleep(0.005)
 
     def beat_now(self) -> None:
-        """Do the next beat at once."""
+        """Do the next beat at once: what was taken away is known when it is over."""
         self._nudge()
 
     def _nudge(self) -> None:

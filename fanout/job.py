@@ -222,7 +222,7 @@ class Job(Generic[P]):
         created = seen = 0
         sending: asyncio.Task[int] | None = None
         try:
-            async for chunk in _chunks(documents, runtime.settings.chunk_size):
+            async for chunk in chunks(documents, runtime.settings.chunk_size):
                 dispatch = partial(
                     runtime.store.fan_out,
                     self._claim,
@@ -298,7 +298,7 @@ class Job(Generic[P]):
         return asyncio.run_coroutine_threadsafe(coroutine, self._runtime.loop).result()
 
 
-async def _chunks(
+async def chunks(
     documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
     size: int,
 ) -> AsyncIterator[list[Document]]:

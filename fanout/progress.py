@@ -55,6 +55,7 @@ def progress_from(row: Mapping[str, Any]) -> Progress:
         generation=row["generation"],
         waits_for=() if status.is_terminal else tuple(_reasons(row, status, remaining)),
         reason=row["reason"] or row["error"],
+        paused=row["paused"] and not status.is_terminal,
     )
 
 
@@ -102,6 +103,8 @@ def _eta(
 def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str]:
     """Sentences. `row["sampled"]` counts what was looked at, at most 1,000."""
     said: list[str] = []
+    if row["paused"]:
+        said.append("it is paused: nothing more of it starts until it is resumed")
     at_least = "at least " if row["sampled"] >= SAMPLE else ""
     said += [f"no worker serves {kind}" for kind in sorted(row["unserved"] or ())]
     if row["later"]:

@@ -101,6 +101,17 @@ TRANSITIONS: Final[dict[str, Transition]] = {
         _t("give_up", {_W}, {_W}),
         _t("retry_failed", {_F}, {_P}),
         _t("retry_job", {_F}, {_P}),
+        _t("pause", {_P, _R, _W}, {_P, _R, _W}),
+        _t("pause_chunk", {_P}, {_P}),
+        _t("resume", {_P, _R, _W}, {_P, _R, _W}),
+        _t("resume_chunk", {_P}, {_P}),
+        _t("set_priority", {_P, _R, _W}, {_P, _R, _W}),
+        _t("set_priority_chunk", {_P, _R, _W}, {_P, _R, _W}),
+        _t("follow_priority", {_P, _R, _W}, {_P, _R, _W}),
+        _t("set_concurrency", {_P, _R, _W}, {_P, _R, _W}),
+        _t("set_concurrency_chunk", {_P, _R, _W}, {_P, _R, _W}),
+        _t("add_children", {_P, _R, _W}, {_P, _R, _W}),
+        _t("doom_late", {_P, _R, _W}, {_F, _W}),
         _t("reopen", {_C, _P, _R, _W}, {_W, _P, _R}),
     )
 }

@@ -19,6 +19,7 @@ from .states import Status
 from .tree import tree_from
 from .values import (
     Child,
+    Chunk,
     Claim,
     Completed,
     Counted,
@@ -351,6 +352,138 @@ class Store:
 
         return await self._pool.transaction(body)
 
+    # -- steering ---------------------------------------------------------------------------------
+
+    async def pause(self, root_id: int) -> bool:
+        """Pause an open root. False: it is paused, no root, closed, or being ended."""
+        return bool(await self._pool.fetch(self._sql["pause"], root_id))
+
+    async def resume(self, root_id: int) -> str | None:
+        """Let a paused root go on. Returns its kind; None: it is not paused, or being ended."""
+        rows = await self._pool.fetch(self._sql["resume"], root_id)
+        return rows[0]["kind"] if rows else None
+
+    async def pause_chunk(self, root_id: int, parent_id: int, after_id: int, limit: int) -> Chunk:
+        """Keep children of `parent_id` from being claimed, if their root is paused."""
+        sql = self._sql["pause_chunk"]
+        return await self._chunk(root_id, limit, sql, root_id, parent_id, after_id, limit)
+
+    async def resume_chunk(self, root_id: int, parent_id: int, after_id: int, limit: int) -> Chunk:
+        """Let paused children of `parent_id` be claimed, if their root is not paused."""
+        sql = self._sql["resume_chunk"]
+        return await self._chunk(root_id, limit, sql, root_id, parent_id, after_id, limit)
+
+    async def set_priority(self, root_id: int, priority: int) -> str | None:
+        """Give an open root another priority. Returns its kind; None: no root, or not open."""
+        rows = await self._pool.fetch(self._sql["set_priority"], root_id, priority)
+        return rows[0]["kind"] if rows else None
+
+    async def set_priority_chunk(
+        self, root_id: int, parent_id: int, after_id: int, limit: int
+    ) -> Chunk:
+        """Give open children of `parent_id` the priority of their root."""
+        sql = self._sql["set_priority_chunk"]
+        return await self._chunk(root_id, limit, sql, root_id, parent_id, after_id, limit)
+
+    async def follow_priority(self, job_id: int) -> bool:
+        """Give one open batch the priority of its root; waits for its row. False: it has it."""
+
+        async def body(connection: Connection) -> bool:
+            await connection.fetchrow(self._sql["lock_job"], job_id)
+            return bool(await connection.fetch(self._sql["follow_priority"], job_id))
+
+        return await self._pool.transaction(body)
+
+    async def set_concurrency(self, job_id: int, concurrency: int | None) -> bool:
+        """Say how many children of an open batch may run at once; None: as many as may.
+
+        False: it is not open.
+        """
+        return bool(await self._pool.fetch(self._sql["set_concurrency"], job_id, concurrency))
+
+    async def set_concurrency_chunk(self, job_id: int, after_id: int, limit: int) -> Chunk:
+        """Have open children of a batch with a concurrency claimed within it."""
+        sql = self._sql["set_concurrency_chunk"]
+        return await self._chunk(job_id, limit, sql, job_id, after_id, limit)
+
+    async def _chunk(self, lock_id: int, limit: int, sql: str, *arguments: object) -> Chunk:
+        """A statement over some children, by id, that decides on what a locked row says."""
+
+        async def body(connection: Connection) -> Sequence[Any]:
+            await connection.fetchrow(self._sql["lock_job"], lock_id)
+            rows: Sequence[Any] = await connection.fetch(sql, *arguments)
+            return rows
+
+        rows = await self._pool.transaction(body)
+        idle = [row["id"] for row in rows if row.get("idle", True)]
+        return Chunk(
+            len(rows),
+            frozenset(row["kind"] for row in rows),
+            max(idle) if len(idle) >= limit else None,
+        )
+
+    async def add_children(
+        self,
+        job_id: int,
+        *,
+        documents: Sequence[tuple[str, str, str | None]],
+        kind: str,
+        max_retries: int | None,
+        priority: int | None,
+        on_closed: str | None,
+    ) -> tuple[int, int]:
+        """Add a chunk of children to an open batch; arguments and result as those of `fan_out`.
+
+        Raises:
+            JobNotFound.
+            Refused: it has closed, or is being ended; nothing was added.
+        """
+        ordered = sorted(documents, key=itemgetter(0))
+
+        async def body(connection: Connection) -> tuple[int, int]:
+            locked = await connection.fetchrow(self._sql["lock_job"], job_id)
+            if locked is None:
+                raise JobNotFound(job_id)
+            row = await connection.fetchrow(
+                self._sql["add_children"],
+                job_id,
+                [key for key, _, _ in ordered],
+                [payload for _, payload, _ in ordered],
+                [error for _, _, error in ordered],
+                kind,
+                max_retries,
+                priority,
+                on_closed,
+            )
+            if row is None:
+                state = f"has closed ({locked['status']})" if locked["closed"] else "is being ended"
+                raise Refused(job_id, f"it {state}, and only an open batch takes more documents")
+            return row["born"], row["total"]
+
+        return await self._pool.transaction(body)
+
+    async def doom_late(self, job_id: int) -> Counted:
+        """End a job whose deadline has passed as failed. No moved job: it is not late."""
+        return await self._counting("doom_late", 0, job_id, cascade=True)
+
+    async def late(self, limit: int, after_id: int = 0) -> list[int]:
+        """Open jobs whose deadline has passed."""
+        return [row["id"] for row in await self._pool.fetch(self._sql["late"], limit, after_id)]
+
+    async def nested(self, job_id: int) -> list[int]:
+        """Open children of a job that are batches themselves."""
+        return [row["id"] for row in await self._pool.fetch(self._sql["nested"], job_id)]
+
+    async def paused_batches(self, limit: int, after_id: int = 0) -> list[int]:
+        """Paused roots that have children."""
+        rows = await self._pool.fetch(self._sql["paused_batches"], limit, after_id)
+        return [row["id"] for row in rows]
+
+    async def left_paused(self, limit: int, after_id: int = 0) -> list[int]:
+        """Batches with children that are paused although their root is not."""
+        rows = await self._pool.fetch(self._sql["left_paused"], limit, after_id)
+        return [row["id"] for row in rows]
+
     # -- opening again ----------------------------------------------------------------------------
 
     async def retry_failed(
@@ -654,6 +787,9 @@ def _job_row(row: Any) -> JobRow:
         on_closed=row["on_closed"],
         payload=decode(row["payload"]),
         result=decode(row["result"]),
+        paused=row["paused"],
+        concurrency=row["concurrency"],
+        deadline=row["deadline"],
         run_at=row["run_at"],
         created_at=row["created_at"],
         claimed_at=row["claimed_at"],

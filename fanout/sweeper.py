@@ -1,9 +1,9 @@
 """The backstop, on every worker, safe to run on all at once: it mends what crashes left, before it
 gives anything up.
 
-    every sweep_interval     rescue expired leases; go on ending the children of doomed batches;
-    recount and close
-                             batches that have no open child left
+    every sweep_interval     rescue expired leases; end what is past its deadline; go on ending the
+                             children of doomed batches, and with pauses that a crash left half
+                             done; recount and close batches that have no open child left
     every give_up_interval   recount batches without a sign of life; give up those that stay without
     one
 
@@ -17,14 +17,15 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .errors import DatabaseUnavailable
 from .loop import Loop
 from .states import Status
+from .steering import pause_below, resume_children
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from .settings import Settings
     from .store import Store
@@ -36,11 +37,15 @@ _log = logging.getLogger("fanout.sweeper")
 
 PAGE = 100
 """Rows that one statement rescues: a lock held for milliseconds."""
+PAUSE_SHARE: Final = 50
+"""Looking for what a pause left out takes at most one part in so many of the time: it reads every
+child of a paused batch."""
 
 
 class Sweeper:
     """`on_counted(counted)` is called after each commit that ended jobs, `on_rescued()` when jobs
-    became pending.
+    became pending, `on_ended(job_ids)` when running children of these were ended, and
+    `on_resumed(kind)` when jobs of a kind can be claimed again.
     """
 
     def __init__(
@@ -50,11 +55,16 @@ class Sweeper:
         *,
         on_counted: Callable[[Counted], None] = lambda _: None,
         on_rescued: Callable[[], None] = lambda: None,
+        on_ended: Callable[[Sequence[int]], None] = lambda _: None,
+        on_resumed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._on_counted = on_counted
         self._on_rescued = on_rescued
+        self._on_ended = on_ended
+        self._on_resumed = on_resumed
+        self._pauses_due = 0.0  # time.monotonic()
         self._contact_since = time.monotonic()
         self._swept_at = _clocks()
         self.sweeps = Loop("sweeper", self.sweep, settings.sweep_interval)
@@ -88,7 +98,9 @@ class Sweeper:
         try:
             if time.monotonic() - self._contact_since >= self._settings.lease:
                 await self.rescue()
+            await self.end_late()
             await self.end_doomed()
+            await self.converge_pauses()
             await self.close_complete()
         except DatabaseUnavailable:
             self.lost_contact()
@@ -152,6 +164,42 @@ class Sweeper:
         self._on_counted(counted)
         return [job.id for job in counted.moved]
 
+    async def end_late(self) -> None:
+        """End what is past its deadline as failed, with all that is below it."""
+        async for job_id in _pages(self._store.late):
+            await self._one(job_id, self._end_late_one)
+
+    async def _end_late_one(self, job_id: int) -> None:
+        counted = await self._store.doom_late(job_id)
+        self._on_counted(counted)
+        for job in counted.moved:
+            _log.error("job %d is past its deadline", job.id, extra={"job_id": job.id})
+            self._on_ended([job.id])
+            if job.status is Status.WAITING:
+                await self.end_children(job.id)
+
+    async def converge_pauses(self) -> None:
+        """Make children be paused, or not, as their roots are: where whoever paused or resumed one
+        was ended half-way, or where one was being put back in that moment.
+        """
+        async for batch in _pages(self._store.left_paused):
+            await self._one(batch, self._resume_children)
+        if time.monotonic() < self._pauses_due:
+            return
+        began = time.monotonic()
+        async for root_id in _pages(self._store.paused_batches):
+            await self._one(root_id, self._pause_below)
+        now = time.monotonic()
+        self._pauses_due = now + PAUSE_SHARE * (now - began)
+
+    async def _resume_children(self, batch: int) -> None:
+        root_id = (await self._store.job(batch)).root_id or batch
+        for kind in await resume_children(self._store, root_id, batch):
+            self._on_resumed(kind)
+
+    async def _pause_below(self, root_id: int) -> None:
+        await pause_below(self._store, root_id)
+
     async def end_doomed(self) -> None:
         """Cancel, in chunks, the open children of every job that has a verdict."""
         async for job_id in _pages(self._store.doomed):
@@ -165,6 +213,8 @@ class Sweeper:
         while True:
             counted = await self._store.doom_chunk(job_id, self._settings.doom_chunk)
             self._on_counted(counted)
+            if counted.moved:
+                self._on_ended([job_id])
             for child in counted.moved:
                 if child.status is Status.WAITING:  # a batch itself, doomed now
                     await self.end_children(child.id)

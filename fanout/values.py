@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Child",
+    "Chunk",
     "Claim",
     "Completed",
     "Counted",
@@ -209,6 +210,16 @@ class Counted:
         return frozenset(one.on_closed for one in ended if one.on_closed and one.status.is_terminal)
 
 
+class Chunk(NamedTuple):
+    """What one statement over some children did."""
+
+    changed: int
+    kinds: frozenset[str]
+    """Of those it changed."""
+    last_id: int | None
+    """Where the next one begins; None: there is no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """One job, whole."""
@@ -238,6 +249,12 @@ class JobRow:
     failed: int
     cancelled: int
     on_closed: str | None
+    paused: bool
+    """Of a root: nothing more of it starts. A child of one that is paused need not say so while it
+    runs."""
+    concurrency: int | None
+    """How many of its children may run at once; None: as many as may."""
+    deadline: datetime | None
     payload: Any
     result: Any
     run_at: datetime
@@ -267,6 +284,7 @@ class JobSummary:
     cancelled: int
     generation: int
     follows_id: int | None
+    paused: bool
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -366,6 +384,8 @@ class Progress:
     waits_for: tuple[str, ...] = field(default=())
     """Why nothing moves, in sentences; empty while all is well, or closed."""
     reason: str | None = None
+    paused: bool = False
+    """Nothing more of it starts until it, or the batch it belongs to, is resumed."""
 
     @property
     def ended(self) -> int:

@@ -185,9 +185,14 @@ class Worker:
         )
         self.publisher = Publisher(events, self.token, settings)
         self.sweeper = Sweeper(
-            store, settings, on_counted=self._on_counted, on_rescued=self._claims.nudge
+            store,
+            settings,
+            on_counted=self._on_counted,
+            on_rescued=self._claims.nudge,
+            on_ended=waker.ended,
+            on_resumed=self._wake_others,
         )
-        self.listener = Listener(dsn, settings, self._on_wake)
+        self.listener = Listener(dsn, settings, self._on_wake, self._on_ended)
         self._loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             dsn,
@@ -691,6 +696,14 @@ class Worker:
         if (not kinds or not kinds.isdisjoint(self._handlers)) and not self._stopping:
             self._more = True
             self._claims.nudge()
+
+    def _on_ended(self, job_ids: set[int]) -> None:
+        """Somebody ended these jobs, or children of them: learn at once if any is held here."""
+        if any(
+            held.claim.id in job_ids or held.claim.parent_id in job_ids
+            for held in self._held.values()
+        ):
+            self.heartbeat.beat_now()
 
     def _on_lost_in_thread(self, claims: list[Claim]) -> None:
         self._loop.call_soon_threadsafe(self._on_lost, claims)

@@ -223,6 +223,20 @@ async def fan_out(
     )
 
 
+async def add_children(
+    store: Store, job_id: int, keys: Sequence[str], *, gone: frozenset[str] = frozenset()
+) -> tuple[int, int]:
+    """One chunk of leaves for an open batch, from outside; those in `gone` are born failed."""
+    return await store.add_children(
+        job_id,
+        documents=[(key, "{}", "it is gone" if key in gone else None) for key in keys],
+        kind="leaf",
+        max_retries=1,
+        priority=None,
+        on_closed=None,
+    )
+
+
 async def row_of(conn: asyncpg.Connection, job_id: int) -> asyncpg.Record:
     """The job's row."""
     row = await conn.fetchrow("SELECT * FROM fanout.job WHERE id = $1", job_id)
@@ -278,6 +292,7 @@ __all__ = [
     "OTHER",
     "Held",
     "a_store",
+    "add_children",
     "claim",
     "claim_of",
     "counters_of",

@@ -23,6 +23,7 @@ from tests.factories import (
     LONG_AGO,
     ME,
     OTHER,
+    add_children,
     claim_of,
     fan_out,
     insert_job,
@@ -57,6 +58,7 @@ STATES: Final = (
     State("pending", PENDING, {"attempt": MY_ATTEMPT}),
     State("pending, due later", PENDING, {"attempt": MY_ATTEMPT, "run_at": _SOON}),
     State("pending, to run alone", PENDING, {"attempt": MY_ATTEMPT, "deaths": 1}),
+    State("pending, paused", PENDING, {"attempt": MY_ATTEMPT, "paused": True}),
     State("mine", PROCESSING, _HELD),
     State("mine, retries used up", PROCESSING, _HELD | {"failures": 3}),
     State("mine, lease run out", PROCESSING, _HELD | _EXPIRED),
@@ -66,6 +68,7 @@ STATES: Final = (
     State("mine by a later claim", PROCESSING, _HELD | {"attempt": MY_ATTEMPT + 1}),
     State("waiting", WAITING, {"attempt": MY_ATTEMPT}),
     State("waiting, long without life", WAITING, {"attempt": MY_ATTEMPT, "updated_at": _PAST}),
+    State("waiting, paused", WAITING, {"attempt": MY_ATTEMPT, "paused": True}),
     State("doomed to fail", WAITING, {"attempt": MY_ATTEMPT, "verdict": "failed"}),
     State("doomed to be cancelled", WAITING, {"attempt": MY_ATTEMPT, "verdict": "cancelled"}),
     State("completed", COMPLETED, {"attempt": MY_ATTEMPT}),
@@ -114,6 +117,15 @@ class Subject(NamedTuple):
     @property
     def has_open(self) -> bool:
         return PENDING in self.family.children
+
+    @property
+    def is_live(self) -> bool:
+        """Open, and nobody is ending it."""
+        return self.state.status in OPEN and "verdict" not in self.state.columns
+
+    @property
+    def is_paused(self) -> bool:
+        return "paused" in self.state.columns
 
 
 async def a_subject(conn: asyncpg.Connection, state: State, family: Family) -> Subject:
@@ -330,6 +342,62 @@ async def _reopen(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
             await store.retry_failed(s.id)
 
 
+async def _pause(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.pause(s.id) is (_paused(s) is not None)
+
+
+async def _resume(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.resume(s.id) == ("subject" if _resumed(s) is not None else None)
+
+
+async def _pause_chunk(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    if s.parent is not None:
+        await store.pause_chunk(s.parent, s.parent, 0, 100)
+
+
+async def _resume_chunk(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    if s.parent is not None:
+        await store.resume_chunk(s.parent, s.parent, 0, 100)
+
+
+async def _set_priority(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    may = s.is_live and s.parent is None
+    assert await store.set_priority(s.id, 2) == ("subject" if may else None)
+
+
+async def _set_priority_chunk(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    if s.parent is not None:
+        await store.set_priority_chunk(s.parent, s.parent, 0, 100)
+
+
+async def _follow_priority(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.follow_priority(s.id) is (_open_child(s) is not None)
+
+
+async def _set_concurrency(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.set_concurrency(s.id, 2) is s.is_live
+
+
+async def _set_concurrency_chunk(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    if s.parent is not None:
+        await store.set_concurrency_chunk(s.parent, 0, 100)
+
+
+async def _add_children(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    adding = add_children(store, s.id, ["a", "b", "c"], gone=frozenset("b"))
+    if s.is_live:
+        assert await adding == (3, len(s.children) + 3)
+    else:
+        with pytest.raises(Refused):
+            await adding
+
+
+async def _doom_late(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    may = s.is_live and s.id in await store.late(10)
+    counted = await store.doom_late(s.id)
+    assert [job.id for job in counted.moved] == ([s.id] if may else [])
+
+
 async def _close_last_child(conn: asyncpg.Connection, s: Subject) -> None:
     """As within the transaction that closed a nested batch, between its two steps."""
     if s.has_open:
@@ -338,6 +406,27 @@ async def _close_last_child(conn: asyncpg.Connection, s: Subject) -> None:
 
 async def _doom_parent(conn: asyncpg.Connection, s: Subject) -> None:
     await conn.execute("UPDATE fanout.job SET verdict = 'failed' WHERE id = $1", s.parent)
+
+
+async def _steer_parent(conn: asyncpg.Connection, s: Subject) -> None:
+    """The root has been told, and what is below it is to follow."""
+    await conn.execute(
+        """UPDATE fanout.job SET paused = true, priority = 2, concurrency = 2 WHERE id = $1""",
+        s.parent,
+    )
+
+
+async def _leave_paused(conn: asyncpg.Connection, s: Subject) -> None:
+    """It was paused with its root, and the root goes on."""
+    await conn.execute("UPDATE fanout.job SET paused = true WHERE id = $1", s.id)
+
+
+async def _let_it_be_late(conn: asyncpg.Connection, s: Subject) -> None:
+    await conn.execute("UPDATE fanout.job SET deadline = $2 WHERE id = $1", s.id, _PAST)
+
+
+async def _let_it_have_time(conn: asyncpg.Connection, s: Subject) -> None:
+    await conn.execute("UPDATE fanout.job SET deadline = $2 WHERE id = $1", s.id, _SOON)
 
 
 async def _drift(conn: asyncpg.Connection, s: Subject) -> None:
@@ -452,6 +541,35 @@ def _reopened(s: Subject) -> Status | None:
     return WAITING if s.state.status is COMPLETED else s.state.status
 
 
+def _paused(s: Subject) -> Status | None:
+    return s.state.status if s.parent is None and s.is_live and not s.is_paused else None
+
+
+def _resumed(s: Subject) -> Status | None:
+    return s.state.status if s.parent is None and s.is_live and s.is_paused else None
+
+
+def _paused_in_chunk(s: Subject) -> Status | None:
+    may = s.state.status is PENDING and not s.is_paused
+    return s.state.status if may and s.parent is not None else None
+
+
+def _resumed_in_chunk(s: Subject) -> Status | None:
+    return PENDING if s.state.status is PENDING and s.parent is not None else None
+
+
+def _live_root(s: Subject) -> Status | None:
+    return s.state.status if s.is_live and s.parent is None else None
+
+
+def _open_child(s: Subject) -> Status | None:
+    return s.state.status if s.state.status in OPEN and s.parent is not None else None
+
+
+def _live(s: Subject) -> Status | None:
+    return s.state.status if s.is_live else None
+
+
 CASES: Final = (
     Case("submit", _submit, _nobody, "the same again"),
     Case("submit", _submit_other, _nobody, "other content under the key"),
@@ -481,6 +599,20 @@ CASES: Final = (
     Case("retry_failed", _retry_failed, _retried_in_batch),
     Case("retry_job", _retry_job, _retried),
     Case("reopen", _reopen, _reopened),
+    Case("pause", _pause, _paused),
+    Case("pause_chunk", _pause_chunk, _paused_in_chunk, prepare=_steer_parent),
+    Case("pause_chunk", _pause_chunk, _nobody, "below a root that is not paused"),
+    Case("resume", _resume, _resumed),
+    Case("resume_chunk", _resume_chunk, _resumed_in_chunk, prepare=_leave_paused),
+    Case("resume_chunk", _resume_chunk, _nobody, "below a paused root", _steer_parent),
+    Case("set_priority", _set_priority, _live_root),
+    Case("set_priority_chunk", _set_priority_chunk, _open_child, prepare=_steer_parent),
+    Case("follow_priority", _follow_priority, _open_child, prepare=_steer_parent),
+    Case("set_concurrency", _set_concurrency, _live),
+    Case("set_concurrency_chunk", _set_concurrency_chunk, _open_child, prepare=_steer_parent),
+    Case("add_children", _add_children, _live),
+    Case("doom_late", _doom_late, _doomed(FAILED), prepare=_let_it_be_late),
+    Case("doom_late", _doom_late, _nobody, "in time", _let_it_have_time),
 )
 
 
@@ -509,7 +641,8 @@ async def test_a_statement_moves_a_row_along_its_arrow_or_leaves_it(
         after = await whole_table(conn)
         row = await row_of(conn, subject.id)
         if expected is None:
-            mine_only = case.transition in {"doom_chunk", "retry_failed"}  # siblings may move
+            mine_only = case.transition == "retry_failed" or "chunk" in case.transition
+            # Of a chunk, siblings may move.
             if before[subject.id] != after[subject.id] or (not mine_only and before != after):
                 wrong.append(f"{where}: somebody wrote; now {row['status']}")
         else:

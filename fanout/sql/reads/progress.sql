@@ -13,6 +13,7 @@ first_due AS (
 SELECT j.id, j.kind, j.parent_id, j.status, j.verdict, j.reason, j.error, j.generation, j.total, j.completed, j.failed, j.cancelled,
        j.created_at, j.claimed_at, j.updated_at, j.finished_at, statement_timestamp() AS now,
        j.mark_at, j.mark_ended, j.last_mark_at, j.last_mark_ended,
+       (SELECT r.paused FROM fanout.job r WHERE r.id = COALESCE(j.root_id, j.id)) AS paused,
        (SELECT count(*)::int FROM fanout.job p WHERE p.status = 'processing' AND p.parent_id = j.id) AS processing,
        (SELECT count(*)::int FROM fanout.job p WHERE p.status = 'waiting' AND p.parent_id = j.id) AS nested,
        (SELECT count(*)::int FROM own) AS sampled,
