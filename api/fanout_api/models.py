@@ -38,6 +38,7 @@ __all__ = [
     "SessionBody",
     "Stuck",
     "SubmitBody",
+    "TreeView",
     "WorkerView",
     "Workers",
 ]
@@ -321,6 +322,39 @@ class KeysFilter(Filter):
 
     first: Annotated[int, Field(ge=0, lt=5000)] = Field(0, description="Squares before the first.")
     limit: Annotated[int, Field(ge=1, le=1000)] = 200
+
+
+class TreeNodeView(Answer):
+    """One job of a chain, with its own children counted."""
+
+    id: int
+    kind: str
+    relation: Literal["top", "child", "follow_up"] = Field(
+        description="How it hangs on the job it stands under: dispatched by it, or by its close."
+    )
+    level: Count = Field(description="0: the top. It stands under the last one of a level less.")
+    under_id: int | None
+    of_generation: int | None = Field(description="Of a follow-up: which close it followed.")
+    key: str | None
+    status: Status
+    outcome: str
+    generation: int
+    total: Count
+    completed: Count
+    failed: Count
+    cancelled: Count
+    why: str | None = Field(description="The reason or error it ended with.")
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class TreeView(Answer):
+    """What a job came from, the batches inside it, and what followed their closes."""
+
+    id: int
+    nodes: list[TreeNodeView] = Field(description="In reading order; leaves are counted only.")
+    cut_above: bool = Field(description="The chain begins before the first node.")
+    cut_below: bool = Field(description="There are more jobs than these.")
 
 
 class HistoryView(Answer):

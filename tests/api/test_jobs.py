@@ -147,6 +147,7 @@ async def test_what_cannot_be_an_id_is_not_found(shared: House, job_id: str, res
         ("GET", "/failures"),
         ("GET", "/grid"),
         ("GET", "/keys"),
+        ("GET", "/tree"),
         ("GET", "/history"),
         ("GET", "/export"),
         ("GET", "/events"),
@@ -222,6 +223,20 @@ async def test_each_square_of_the_grid_has_a_key(shared: House, batch: JobHandle
     page = (await shared.client.get(url, params={"first": 5, "limit": 1})).json()["keys"]
     assert page == keys[5:6]
     assert (await shared.client.get(url, params={"first": 5000})).status_code == 422
+
+
+async def test_the_chain_of_a_job_is_told(own: House) -> None:
+    """A batch and what followed its close, from either end."""
+    handle = await own.engine.submit("batch", {"n": 3, "bad": 1}, on_closed="single")
+    async with own.engine.worker():
+        await handle.wait(30)
+    told = (await own.client.get(f"/v1/jobs/{handle.id}/tree")).json()
+    first, then = told["nodes"]
+    assert (first["id"], first["relation"], first["level"]) == (handle.id, "top", 0)
+    assert (first["outcome"], first["total"]) == ("completed with failures", 4)
+    assert (then["kind"], then["relation"], then["under_id"]) == ("single", "follow_up", handle.id)
+    other = (await own.client.get(f"/v1/jobs/{then['id']}/tree")).json()
+    assert [node["id"] for node in other["nodes"]] == [handle.id, then["id"]]
 
 
 async def test_the_grid_of_very_many_is_counts(own: House) -> None:

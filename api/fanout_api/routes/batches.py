@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response, StreamingResponse
 
 from fanout.access import Scope
+from fanout.tree import MOST_NODES, MOST_STEPS_UP
 from fanout_api.exports import MEDIA_TYPES, lines_of
 from fanout_api.models import (
     Bucket,
@@ -26,6 +27,7 @@ from fanout_api.models import (
     Limit,
     ReasonView,
     Squares,
+    TreeView,
 )
 from fanout_api.table import Call, NoQuery, Nothing, Table
 
@@ -87,6 +89,14 @@ async def keys(call: Call[KeysFilter, Nothing]) -> ChildKeys:
     return ChildKeys.model_validate(
         {"keys": await call.store.child_keys(job.id, asked.first, limit)}
     )
+
+
+@routes.get("/v1/jobs/{job_id}/tree", answers=TreeView)
+async def tree(call: Call[NoQuery, Nothing]) -> TreeView:
+    """The chain that a job belongs to: what it came from, the batches inside, what followed."""
+    job = await call.job()
+    found = await call.store.tree(job.id, MOST_NODES, MOST_STEPS_UP, call.caller.tenant)
+    return TreeView.model_validate(found)
 
 
 @routes.get("/v1/jobs/{job_id}/history", answers=HistoryView)
