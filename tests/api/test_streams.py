@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator
 
 import httpx
@@ -14,6 +13,7 @@ import pytest
 
 from fanout import JobHandle
 from tests.api.harness import PATIENCE, Batch, Frame, House, a_client, frames, house, parse
+from tests.api.raw import vanish
 from tests.engine.running import until
 
 
@@ -184,14 +184,6 @@ async def test_live_events_follow_the_stored_ones(own: House) -> None:
 async def is_empty(it: House) -> bool:
     stats = it.service.relay.stats()
     return it.service.streams.total() == 0 and stats["readers"] == 0
-
-
-def vanish(port: int, path: str, *, reset: bool) -> None:
-    """Ask, and leave before the first byte of the answer."""
-    with socket.create_connection(("127.0.0.1", port)) as one:
-        if reset:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 async def test_readers_that_vanish_before_the_first_byte_leave_nothing(own: House) -> None:
