@@ -44,7 +44,7 @@ class Rules(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parse_seconds: float = Field(default=1.2, gt=0)
-    """One parse takes this on average, from half to half as much again."""
+    """One parse takes this on average, from half to half as much again; the LLM twice as long."""
     parse_at_once: int = Field(default=2, ge=1)
     llm_at_once: int = Field(default=5, ge=1)
     llm_requests_per_minute: int = Field(default=120, ge=1)
@@ -225,8 +225,14 @@ class Meter:
     def pay(
         self, service: str, key: str, document: str, answer: dict[str, Any], cost: float, now: float
     ) -> None:
-        """The work is done: charge it, and keep its answer for whoever asks with this key again."""
+        """The work is done: charge it, and keep its answer for whoever asks with this key again.
+
+        A key is charged once, also when its client went away in the middle and came back for it
+        while the first work was still going on.
+        """
         with self._lock:
+            if (service, key) in self._answers:
+                return
             self._paid(service, key, document, answer, cost)
             if service == PARSER:
                 self._parsed += 1

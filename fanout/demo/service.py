@@ -29,9 +29,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .documents import Snapshot, UnreadableDocument, path_of
+from .documents import MediaKind, Snapshot, UnreadableDocument, path_of
 from .extract import extract
 from .meter import LLM, PARSER, Fault, Meter, Refusal, Rules, Told, Visit
+from .terms import Parsed, Prompt, Summary
 
 __all__ = ["Orders", "Service", "main"]
 
@@ -56,15 +57,6 @@ class Orders(BaseModel):
     rules: Rules = Rules()
     memory: Path | None = None
     """File of what was paid, for the next process."""
-
-
-class Prompt(BaseModel):
-    """What the LLM is asked. The text stays where it is: the stand-in is told how long it is."""
-
-    document: str
-    title: str
-    key_terms: tuple[str, ...] = ()
-    tokens: int
 
 
 class Service(ThreadingHTTPServer):
@@ -162,13 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             pages = max(1, math.ceil(found.words / WORDS_PER_PAGE))
             tokens = min(MOST_PROMPT_TOKENS, math.ceil(found.characters / CHARACTERS_PER_TOKEN))
             cost = pages * COST_PER_PAGE
-            answer = {
-                "document": found.model_dump(mode="json"),
-                "pages": pages,
-                "tokens": tokens,
-                "cost": cost,
-            }
-            self._deliver(visit, key, document.key, answer, cost)
+            answer = Parsed(document=found, pages=pages, tokens=tokens, cost=cost)
+            self._deliver(visit, key, document.key, answer.model_dump(mode="json"), cost)
         finally:
             self.service.meter.leave(visit)
 
@@ -178,13 +165,13 @@ class _Handler(BaseHTTPRequestHandler):
         if visit is None:
             return
         try:
-            takes = self.service.orders.rules.parse_seconds * random.uniform(0.2, 0.6)
+            takes = self.service.orders.rules.parse_seconds * random.uniform(1.5, 3)
             if not self._worked(visit, takes):
                 return
             cost = tokens * COST_PER_1000_TOKENS / 1000
             about = ", ".join(prompt.key_terms) or "nothing in particular"
-            answer = {"summary": f"{prompt.title}: {about}", "tokens": tokens, "cost": cost}
-            self._deliver(visit, key, prompt.document, answer, cost)
+            answer = Summary(summary=f"{prompt.title}: {about}", tokens=tokens, cost=cost)
+            self._deliver(visit, key, prompt.document, answer.model_dump(mode="json"), cost)
         finally:
             self.service.meter.leave(visit)
 
@@ -261,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
 def main() -> None:
     """Serve until standard input ends."""
     orders = Orders.model_validate_json(sys.stdin.readline())
+    # The first document would wait for tables to be loaded, and its client for no good reason.
+    extract(Path(__file__), MediaKind.TEXT)
     with Service(orders) as service:
         threading.Thread(target=service.serve_forever, daemon=True).start()
         print(service.address, flush=True)  # noqa: T201 - for whoever started this

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from fanout.demo.documents import discover, snapshot
 from fanout.demo.meter import LLM, PARSER, Fault, Meter, Refusal, Rules, Stats, Told, Visit
-from fanout.demo.service import Orders
+from fanout.demo.service import Orders, Service
 
 CALM = {"error_every": 0, "lost_every": 0, "hang_every": 0, "away_after": 0}
 
@@ -28,9 +29,29 @@ def there() -> bool:
     return True
 
 
+def client_of(address: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=address, headers={"Authorization": "Bearer s3cret"}, timeout=30
+    )
+
+
 @contextlib.asynccontextmanager
-async def serving(one: Rules, memory: Path | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """The service as a process of its own, and a client that knows its key."""
+async def serving(one: Rules) -> AsyncIterator[httpx.AsyncClient]:
+    """The service in threads, and a client that knows its key."""
+    with Service(Orders(key="s3cret", rules=one)) as service:
+        thread = threading.Thread(target=service.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            async with client_of(service.address) as client:
+                yield client
+        finally:
+            await asyncio.to_thread(service.shutdown)
+            await asyncio.to_thread(thread.join)
+
+
+@contextlib.asynccontextmanager
+async def process_of(memory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The service as a process of its own, as the demo starts it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fanout.demo.service"),
         stdin=asyncio.subprocess.PIPE,
@@ -39,17 +60,15 @@ async def serving(one: Rules, memory: Path | None = None) -> AsyncIterator[httpx
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        orders = Orders(key="s3cret", rules=one, memory=memory)
+        orders = Orders(key="s3cret", rules=rules(), memory=memory)
         process.stdin.write(orders.model_dump_json().encode() + b"\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             address = (await process.stdout.readline()).decode().strip()
-        async with httpx.AsyncClient(
-            base_url=address, headers={"Authorization": "Bearer s3cret"}, timeout=30
-        ) as client:
+        async with client_of(address) as client:
             yield client
     finally:
         process.stdin.close()  # it ends with whoever started it
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
 
 
@@ -107,11 +126,11 @@ async def test_a_key_is_charged_once_and_a_lost_answer_comes_again(tmp_path: Pat
 async def test_what_was_paid_outlives_the_process(tmp_path: Path) -> None:
     """A demo that is interrupted and run again pays for nothing twice; half a line is no harm."""
     memory, body = tmp_path / "paid.jsonl", document(tmp_path)
-    async with serving(rules(), memory) as client:
+    async with process_of(memory) as client:
         first = (await parse(client, body, "k")).json()
     with memory.open("a") as file:
         file.write('{"at": ["par')
-    async with serving(rules(), memory) as client:
+    async with process_of(memory) as client:
         again = await parse(client, body, "k")
         assert (again.json(), again.headers["Idempotent-Replayed"]) == (first, "true")
         assert (await stats(client)).paid == {PARSER: 1}
@@ -176,6 +195,17 @@ def test_the_llm_has_a_rate_of_requests_and_of_tokens() -> None:
     assert enter(meter, 11, 102, 900) == Refusal(429, 7.0, "above the rate")
     assert isinstance(enter(meter, 11, 110, 900), Visit)
     assert isinstance(enter(meter, 12, 200, 60_000), Visit)  # however big, once all has come back
+
+
+def test_a_key_whose_client_came_back_too_early_is_charged_once() -> None:
+    """The first call's work goes on though nobody waits for it; the second one's is the same."""
+    meter = Meter(rules(parse_at_once=1))
+    assert isinstance(meter.enter(PARSER, "k", 0, lambda: False), Visit)
+    assert isinstance(meter.enter(PARSER, "k", 1, there), Visit)
+    for words in (12, 13):
+        meter.pay(PARSER, "k", "fox.txt", {"words": words}, 0.01, 2)
+    assert (meter.stats().paid, meter.stats().cost) == ({PARSER: 1}, 0.01)
+    assert meter.enter(PARSER, "k", 3, there) == Told({"words": 12})
 
 
 @pytest.mark.parametrize(
