@@ -17,12 +17,15 @@ from fanout.access import Scope
 
 __all__ = [
     "About",
+    "AddBody",
+    "Added",
     "Bucket",
     "CancelBody",
     "Cancelled",
     "ChildKeys",
     "ChildView",
     "ChildrenPage",
+    "ConcurrencyBody",
     "Failures",
     "GridView",
     "HistoryView",
@@ -31,14 +34,18 @@ __all__ = [
     "JobsPage",
     "KindView",
     "Kinds",
+    "Paused",
+    "PriorityBody",
     "ProgressView",
     "Ready",
+    "Resumed",
     "Retried",
     "RetryBody",
     "SessionBody",
     "Stuck",
     "SubmitBody",
     "TreeView",
+    "VerbBody",
     "WorkerView",
     "Workers",
 ]
@@ -100,6 +107,7 @@ class ProgressView(Answer):
     elapsed_seconds: float
     generation: int
     waits_for: list[str] = Field(description="Why nothing moves, in sentences.")
+    paused: bool = Field(description="Nothing more of it starts until it is resumed.")
     reason: str | None
 
 
@@ -131,6 +139,9 @@ class JobView(Answer):
     failed: Count
     cancelled: Count
     on_closed: str | None
+    paused: bool = Field(description="Nothing more of it starts until it is resumed.")
+    concurrency: int | None = Field(description="Children that may run at once; null: any number.")
+    deadline: datetime | None = Field(description="What is open then ends as failed.")
     payload: Any
     result: Any
     run_at: datetime
@@ -156,6 +167,7 @@ class JobSummaryView(Answer):
     cancelled: Count
     generation: int
     follows_id: int | None
+    paused: bool
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -398,6 +410,61 @@ class Retried(Answer):
     """How many run again."""
 
     retried: Count
+
+
+class VerbBody(Asked):
+    """Nothing more is to be said."""
+
+
+class Paused(Answer):
+    """False: it was paused already."""
+
+    paused: bool
+
+
+class Resumed(Answer):
+    """False: it was not paused."""
+
+    resumed: bool
+
+
+class PriorityBody(Asked):
+    """For the batch, its children that have not ended, and those to come."""
+
+    priority: Annotated[int, Field(ge=0, le=9)] = Field(description="0 first, 9 last.")
+
+
+class ConcurrencyBody(Asked):
+    """How many children may run at once, over all workers; null: as many as may."""
+
+    concurrency: Annotated[int, Field(ge=1, lt=2**31)] | None
+
+
+class AddedDocument(Asked):
+    """A document: its key, unique in the batch, and the snapshot that its child will read."""
+
+    key: Annotated[str, Field(min_length=1, max_length=512)]
+    payload: Any = Field(None, description="At most 1 KB of JSON.")
+    gone: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="Why it is no longer there: its child is born failed, and counted."
+    )
+
+
+class AddBody(Asked):
+    """Documents to add."""
+
+    kind: Annotated[str, Field(pattern=KIND)] = Field(examples=["papers_extract"])
+    documents: Annotated[list[AddedDocument], Field(min_length=1, max_length=MAX_KEYS)]
+    priority: Annotated[int, Field(ge=0, le=9)] | None = None
+    max_retries: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    on_closed: Annotated[str, Field(pattern=KIND)] | None = None
+
+
+class Added(Answer):
+    """Children that were made, and documents that had one already."""
+
+    created: Count
+    known: Count
 
 
 # -- streams ---------------------------------------------------------------------------------------

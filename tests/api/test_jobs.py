@@ -154,13 +154,47 @@ async def test_what_cannot_be_an_id_is_not_found(shared: House, job_id: str, res
         ("GET", "/events/1"),
         ("POST", "/cancel"),
         ("POST", "/retry"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/priority"),
+        ("POST", "/concurrency"),
+        ("POST", "/children"),
     ],
 )
 async def test_an_unknown_job_is_not_found_anywhere(shared: House, method: str, rest: str) -> None:
     """Every route says the same."""
-    body: Any = {} if method == "POST" else None
+    more = {
+        "/priority": {"priority": 1},
+        "/concurrency": {"concurrency": None},
+        "/children": {"kind": "paper", "documents": [{"key": "a"}]},
+    }
+    body: Any = more.get(rest, {}) if method == "POST" else None
     found = await shared.client.request(method, f"/v1/jobs/987654321{rest}", json=body)
     assert problem(found, 404)["detail"] == "there is no job 987654321"
+
+
+async def test_an_open_batch_is_steered(own: House) -> None:
+    """Paused and resumed, another priority and concurrency, one more document: as it is then."""
+    job_id = (await own.post("/v1/jobs", {"kind": "batch", "payload": {"n": 2}})).json()["id"]
+    url = f"/v1/jobs/{job_id}"
+    assert [(await own.post(f"{url}/pause")).json()["paused"] for _ in "ab"] == [True, False]
+    view = (await own.client.get(url)).json()
+    assert (view["paused"], view["progress"]["paused"]) == (True, True)
+    assert (await own.client.get("/v1/jobs")).json()["jobs"][0]["paused"]
+    assert (await own.post(f"{url}/priority", {"priority": 1})).json()["priority"] == 1
+    for most in (3, None):
+        view = (await own.post(f"{url}/concurrency", {"concurrency": most})).json()
+        assert view["concurrency"] == most
+    document = {"key": "late", "payload": {"pages": 2}}
+    body = {"kind": "paper", "documents": [document]}
+    added = [(await own.post(f"{url}/children", body)).json() for _ in "ab"]
+    assert added == [{"created": 1, "known": 0}, {"created": 0, "known": 1}]
+    assert [(await own.post(f"{url}/resume")).json()["resumed"] for _ in "ab"] == [True, False]
+    async with own.engine.worker():
+        assert (await own.engine.handle(job_id).wait(30)).total == 3
+    for verb, more in (("pause", {}), ("priority", {"priority": 2}), ("children", body)):
+        assert problem(await own.post(f"{url}/{verb}", more), 409)["type"] == "urn:fanout:refused"
+    assert problem(await own.post(f"{url}/concurrency", {}), 422)["field"] == "concurrency"
 
 
 async def test_jobs_come_in_pages_without_overlap(own: House) -> None:
