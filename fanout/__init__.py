@@ -41,6 +41,7 @@ from .settings import Settings
 from .states import Status
 from .tree import Relation, Tree, TreeNode
 from .values import (
+    Attempt,
     Child,
     Dispatched,
     Document,
@@ -53,6 +54,7 @@ from .values import (
 from .worker import Worker
 
 __all__ = [
+    "Attempt",
     "Child",
     "Closed",
     "ConfigurationError",

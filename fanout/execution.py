@@ -14,7 +14,7 @@ from .backoff import retry_delay
 from .errors import LostClaim, UsageError
 from .failures import Blame, Classified, classify
 from .held import Stop
-from .job import Job
+from .job import Job, added_by
 from .joblogs import current_job
 from .values import Completed, Failed, Interrupted, Retry
 from .wire import clipped, decode
@@ -43,6 +43,7 @@ async def execute(
     exception, SystemExit too, is the handler's, and is judged.
     """
     settings = runtime.settings
+    job: Job[Any] | None = None
     try:
         claim = held.claim
         job = Job(claim, _payload(claim, handler), runtime)
@@ -55,12 +56,14 @@ async def execute(
         if held.stop is Stop.LOST:
             return None
         if not held.timed_out:
-            return Completed(handler.encode_result(value, settings.max_result_bytes))
+            return Completed(
+                handler.encode_result(value, settings.max_result_bytes), added_by(job)
+            )
         # It caught its cancellation, and came back late.
         error: BaseException = TimeoutError()
     except asyncio.CancelledError:
         if held.stop is Stop.LOST or (held.stop is not None and not held.timed_out):
-            return _stopped(held)
+            return _stopped(held, job)
         error = RuntimeError("the handler was cancelled from within")
     except LostClaim:
         return None
@@ -70,7 +73,7 @@ async def execute(
         error = raised
     if held.timed_out:
         error = TimeoutError(f"timed out after {handler.timeout:g} s")
-    return _judged(error, held, handler, runtime, random)
+    return _judged(error, held, handler, runtime, random, added_by(job))
 
 
 def _payload(claim: Claim, handler: Handler[Any, Any]) -> Any:
@@ -88,12 +91,17 @@ def _payload(claim: Claim, handler: Handler[Any, Any]) -> Any:
         raise UsageError(where, first["msg"], f"See what {handler.name} takes") from None
 
 
-def _stopped(held: Held) -> Interrupted | None:
-    return None if held.stop is Stop.LOST else Interrupted()
+def _stopped(held: Held, job: Job[Any] | None) -> Interrupted | None:
+    return None if held.stop is Stop.LOST else Interrupted(added_by(job))
 
 
 def _judged(
-    error: BaseException, held: Held, handler: Handler[Any, Any], runtime: Runtime, random: Random
+    error: BaseException,
+    held: Held,
+    handler: Handler[Any, Any],
+    runtime: Runtime,
+    random: Random,
+    added: str | None,
 ) -> Outcome:
     try:
         verdict = classify(error, permanent=handler.permanent, transient=handler.transient)
@@ -116,11 +124,12 @@ def _judged(
         exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
     )
     if verdict.blame is Blame.INFRASTRUCTURE:
-        return Interrupted()
+        return Interrupted(added)
     text = clipped(_message(error), settings.max_error_bytes)
     if verdict.blame is Blame.PERMANENT:
-        return Failed(text, name)
-    return Retry(text, name, retry_delay(claim.failures, verdict.retry_after, settings, random))
+        return Failed(text, name, added)
+    delay = retry_delay(claim.failures, verdict.retry_after, settings, random)
+    return Retry(text, name, delay, added)
 
 
 def _message(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .store import Store
     from .tree import Tree
-    from .values import Child, Document, FailureReason, JobRow, Progress
+    from .values import Attempt, Child, Counted, Document, FailureReason, JobRow, Progress
 
 __all__ = ["JobHandle"]
 
@@ -133,6 +134,11 @@ class JobHandle:
             except DatabaseUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
                 continue
+            if progress.status is Status.WAITING and progress.ended >= progress.total:
+                # Its children leave its row alone (closing "aggregate"), and all have ended.
+                with contextlib.suppress(JobNotFound, DatabaseUnavailable):
+                    if await self.settle():
+                        continue
             yield progress
             if progress.is_closed:
                 return
@@ -222,6 +228,17 @@ class JobHandle:
         """
         return await self._store.tree(self.id, check_limit(limit), MOST_STEPS_UP)
 
+    async def attempts(self) -> list[Attempt]:
+        """The runs of the job as a timeline, the first one first: when, on which worker, how it
+        ended and why; the one that runs now is the last. A job that was never run has none.
+
+        Raises JobNotFound.
+        """
+        found = await self._store.attempts(self.id)
+        if not found:
+            await self.job()  # raises for an id that never was
+        return found
+
     async def slowest(self, limit: int = 5) -> list[tuple[str, Status, float]]:
         """(document key, status, seconds) of the children whose last attempt took longest."""
         return await self._store.slowest(self.id, limit)
@@ -240,9 +257,10 @@ class JobHandle:
             await self.job()  # raises for an id that never was
             return False
         self._tell_ended([self.id])
-        for kind in counted.follow_ups:
-            self._wake(kind)
+        self._wake_follow_ups(counted)
         await self._end_children(self.id)
+        if (await self.job()).closing is not None:
+            await self.settle()
         return True
 
     async def _end_children(self, job_id: int) -> None:
@@ -255,13 +273,29 @@ class JobHandle:
             counted = await self._store.doom_chunk(job_id, PAGE)
             if counted.moved:
                 self._tell_ended([job_id])
-            for kind in counted.follow_ups:
-                self._wake(kind)
+            self._wake_follow_ups(counted)
             for child in counted.moved:
                 if child.status is Status.WAITING:
                     await self._end_children(child.id)
             if len(counted.moved) < PAGE:
                 return
+
+    def _wake_follow_ups(self, counted: Counted) -> None:
+        for kind in counted.follow_ups:
+            self._wake(kind)
+
+    async def settle(self) -> bool:
+        """Count a batch of closing "aggregate" now, and close it if all its children have ended,
+        without waiting for the next sweep; `wait` does so by itself. Any other job, unless its
+        counters are wrong, it leaves as it is.
+
+        Returns whether it has closed by this. Raises JobNotFound.
+        """
+        counted = await self._store.recount(self.id)
+        self._wake_follow_ups(counted)
+        if not counted.moved:
+            await self.job()  # raises for an id that never was
+        return any(job.status.is_terminal for job in counted.moved)
 
     async def pause(self) -> bool:
         """Start nothing more of this batch, or single job, until it is resumed.
@@ -379,6 +413,7 @@ class JobHandle:
                 max_retries=max_retries,
                 priority=priority,
                 on_closed=on_closed,
+                on_counted=self._wake_follow_ups,
             )
             created, seen = created + born, seen + len(chunk)
             if born:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, Literal, TypedDict
 
 from .errors import UsageError
@@ -135,7 +136,11 @@ def _budget(value: object) -> dict[str, Any]:
         check_amount(name, most, "budget")
         if most <= 0:
             raise UsageError("budget", f"{most!r} {name} allow nothing", "Give more than 0")
-    return {"budget": dict(value)}
+    return {
+        "budget": {
+            name: float(most) if isinstance(most, Decimal) else most for name, most in value.items()
+        }
+    }
 
 
 def check_amount(name: object, amount: object, field: str) -> None:
@@ -147,10 +152,10 @@ def check_amount(name: object, amount: object, field: str) -> None:
             "Letters, digits and underscores, at most 63, like cost",
         )
     if (
-        not isinstance(amount, int | float)
+        not isinstance(amount, int | float | Decimal)
         or isinstance(amount, bool)
         or not math.isfinite(amount)
-        or abs(amount) > 1e15  # noqa: PLR2004 - beyond it a double skips whole numbers
+        or abs(float(amount)) > 1e15  # noqa: PLR2004 - beyond it a double skips whole numbers
     ):
         raise UsageError(field, f"{amount!r} {name} is not an amount", "Give a finite number")
 

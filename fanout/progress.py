@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,6 +56,7 @@ def progress_from(row: Mapping[str, Any]) -> Progress:
         generation=row["generation"],
         waits_for=() if status.is_terminal else tuple(_reasons(row, status, remaining)),
         reason=row["reason"] or row["error"],
+        sums=None if row["sums"] is None else json.loads(row["sums"]),
         paused=row["paused"] and not status.is_terminal,
     )
 
@@ -114,6 +116,7 @@ def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str
             else f"{at_least}{row['later']} of {remaining} wait"
         )
         said.append(f"{what} until {row['next_run_at']:%H:%M:%S} UTC or later (backoff or run_at)")
+    said += [_full(limit) for limit in json.loads(row["limits"] or "[]")]
     if row["suspects"]:
         said.append(f"{row['suspects']} wait to run alone: a worker died while they ran")
     if row["ahead"] and not row["processing"]:
@@ -123,6 +126,21 @@ def _reasons(row: Mapping[str, Any], status: Status, remaining: int) -> list[str
             f"it is being ended as {row['verdict']}: {row['reason'] or 'no reason was kept'}"
         )
     return said
+
+
+def _full(limit: Mapping[str, Any]) -> str:
+    """Of a row of `full_limit`: whose limit is in the way, and how full it is."""
+    name = limit["name"] or "its own limit"
+    if limit["most"] is not None and limit["used"] >= limit["most"]:
+        partition = limit["partition"]
+        # "#17" is what children of batch 17 have that were given none.
+        whose = (
+            "" if not partition else " of its batch" if partition[0] == "#" else f" of {partition}"
+        )
+        return f"waiting for {name} ({limit['used']} of {limit['most']}{whose} in use)"
+    if (seconds := limit["next_seconds"]) is not None and seconds > 0:
+        return f"waiting for {name} (next in about {math.ceil(seconds)} s)"
+    return f"waiting for {name} (others come first)"
 
 
 def _plural(count: int) -> str:

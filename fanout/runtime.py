@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .publisher import Publisher
     from .settings import Settings
     from .store import Store
-    from .values import Claim, Document
+    from .values import Claim, Counted, Document, Snapshot
 
 __all__ = ["Runtime"]
 
@@ -49,6 +49,8 @@ class Runtime:
     thread_id: int = field(default_factory=threading.get_ident)
     """Of the event loop: handlers may run in others."""
 
+    counted: Callable[[Counted], None]
+    """Called after a commit of a handler's own that ended jobs."""
     def publish(
         self, claim: Claim, text: bytes, *, lifecycle: bool = False, latest: bool = False
     ) -> None:
@@ -82,6 +84,6 @@ class Runtime:
 
     def snapshot(
         self, document: Document, handler: Handler[Any, Any] | None
-    ) -> tuple[str, str, str | None]:
-        """(key, payload JSON, error or None) of a document, checked. Raises UsageError."""
+    ) -> Snapshot:
+        """A document, checked. Raises UsageError, naming it."""
         return snapshot(document, handler, MAX_PAYLOAD_BYTES, self.settings.max_error_bytes)

@@ -87,7 +87,7 @@ TRANSITIONS: Final[dict[str, Transition]] = {
         _t("heartbeat", {_R}, {_R}),
         _t("heartbeat_manager", {_R}, {_R}),
         _t("save_checkpoint", {_R}, {_R}),
-        _t("fan_out", {_R}, {_R}),
+        _t("fan_out", {_R}, {_R, _W, _F}),
         _t("finish", {_R}, {_C, _F, _W}),
         _t("count_up", {_W}, {_C, _F, _X, _W}),
         _t("retry", {_R}, {_P}),
@@ -110,7 +110,7 @@ TRANSITIONS: Final[dict[str, Transition]] = {
         _t("follow_priority", {_P, _R, _W}, {_P, _R, _W}),
         _t("set_concurrency", {_P, _R, _W}, {_P, _R, _W}),
         _t("set_concurrency_chunk", {_P, _R, _W}, {_P, _R, _W}),
-        _t("add_children", {_P, _R, _W}, {_P, _R, _W}),
+        _t("add_children", {_P, _R, _W}, {_P, _R, _W, _F}),
         _t("doom_late", {_P, _R, _W}, {_F, _W}),
         _t("reopen", {_C, _P, _R, _W}, {_W, _P, _R}),
     )

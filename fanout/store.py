@@ -7,10 +7,12 @@ locks in the same order.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .errors import IdempotencyConflict, JobNotFound, LostClaim, Refused
 from .progress import progress_from
@@ -18,6 +20,7 @@ from .statements import load_statements
 from .states import Status
 from .tree import tree_from
 from .values import (
+    Attempt,
     Child,
     Chunk,
     Claim,
@@ -34,7 +37,7 @@ from .values import (
 from .wire import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
     from .pool import Connection, Pool
     from .tree import Tree
-    from .values import Interrupted, NewJob, Progress, Retry
+    from .values import Interrupted, NewJob, Progress, Retry, Snapshot
 
 __all__ = ["Store"]
 
@@ -136,7 +139,43 @@ class Store:
         rows = await self._pool.fetch(
             self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
         )
-        return Claim._make(rows[0]) if rows else None
+        return Claim._make(rows[0])
+
+    async def claim_children(
+        self,
+        parents: Sequence[int],
+        kinds: Sequence[str],
+        limit: int,
+        token: UUID,
+        lease_seconds: float,
+        *,
+        alone: bool = False,
+    ) -> list[Claim]:
+        """At most `limit` due children of these batches, as many as their limits leave; with
+        `alone` one that must run alone.
+        """
+
+        async def body(connection: Connection) -> list[Claim]:
+            locked = await connection.fetch(self._sql["lock_limits"], list(kinds))
+            is_limited = any(row["kind"] is not None for row in locked)
+            claims: list[Claim] = []
+            while len(claims) < limit:
+                rows = await connection.fetch(
+                    self._sql["claim_children"],
+                    list(parents),
+                    list(kinds),
+                    limit - len(claims),
+                    token,
+                    timedelta(seconds=lease_seconds),
+                    alone,
+                    is_limited,
+                )
+                if not rows:
+                    break
+                claims += [Claim._make(row) for row in rows]
+            return claims
+
+        return await self._pool.transaction(body)
 
     async def save_checkpoint(self, claim: Claim, token: UUID, checkpoint: str) -> None:
         """Keep `checkpoint` (JSON text) for later attempts. Raises LostClaim."""
@@ -151,41 +190,52 @@ class Store:
         token: UUID,
         lease_seconds: float,
         *,
-        documents: Sequence[tuple[str, str, str | None]],
+        documents: Sequence[Snapshot],
         kind: str,
         max_retries: int | None,
-        priority: int,
+        priority: int | None,
         on_closed: str | None,
     ) -> tuple[int, int]:
         """Dispatch one chunk of children.
 
-        `documents` are (key, payload JSON, error or None). Returns (children made, total now).
+        `priority` None: the parent's. Returns (children made, total now). `on_counted` is told if
+        the batch failed by documents that are gone, before LostClaim is raised.
 
         Raises:
-            LostClaim: nothing was dispatched.
+            LostClaim: nothing was dispatched; or this chunk was, and the batch failed by it.
         """
-        ordered = sorted(documents, key=itemgetter(0))  # of equal keys the first one counts
+        ordered = sorted(documents, key=attrgetter("key"))  # of equal keys the first one counts
 
-        async def body(connection: Connection) -> tuple[int, int]:
-            row = await connection.fetchrow(
+        async def body(connection: Connection) -> tuple[int, int, Counted]:
+            rows = await connection.fetch(
                 self._sql["fan_out"],
                 claim.id,
                 claim.attempt,
                 token,
                 timedelta(seconds=lease_seconds),
-                [key for key, _, _ in ordered],
-                [payload for _, payload, _ in ordered],
-                [error for _, _, error in ordered] if any(error for _, _, error in ordered) else [],
+                [document.key for document in ordered],
+                [document.payload for document in ordered],
+                _or_empty([document.error for document in ordered]),
                 kind,
                 max_retries,
                 priority,
                 on_closed,
             )
-            if row is None:
+            if not rows:
                 raise LostClaim(claim.id, claim.attempt)
-            return row["born"], row["total"]
+            [row] = [row for row in rows if row["what"] == "born"]
+            born, total = row["ids"]
+            if row["ended"]:  # paused or resumed while it inserted, and the row is locked now
+                name = "pause_chunk" if row["webhook"] else "resume_chunk"
+                root = claim.root_id or claim.id
+                await connection.fetch(self._sql[name], root, claim.id, 0, len(ordered))
+            return born, total, await self._with_cascade(connection, rows)
 
-        return await self._pool.transaction(body)
+        born, total, counted = await self._pool.transaction(body)
+        if any(group.status is not Status.PROCESSING for group in counted.groups):
+            on_counted(counted)
+            raise LostClaim(claim.id, claim.attempt)
+        return born, total
 
     async def finish(
         self, ended: Iterable[tuple[Claim, Completed | Failed]], token: UUID
@@ -250,9 +300,14 @@ class Store:
         self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID
     ) -> set[int]:
         """Put claims back at no cost. Returns the ids that went back."""
-        items = sorted((claim.id, claim.attempt) for claim, _ in claims)
+        on_counted: Callable[[Counted], None] = lambda _: None,
+        items = sorted(claims, key=lambda item: item[0].id)
         rows = await self._pool.fetch(
-            self._sql["release"], [i for i, _ in items], [a for _, a in items], token
+            self._sql["release"],
+            [claim.id for claim, _ in items],
+            [claim.attempt for claim, _ in items],
+            token,
+            _or_empty([outcome.added if outcome else None for _, outcome in items]),
         )
         return {row["id"] for row in rows}
 
@@ -274,6 +329,7 @@ class Store:
         )
         return {row["id"] for row in rows}
 
+                _or_empty([document.partition for document in ordered]),
     # -- sweeping ---------------------------------------------------------------------------------
 
     async def expired_depths(self) -> list[int]:
@@ -315,16 +371,19 @@ class Store:
         """Waiting jobs without an open child: their counters must be wrong."""
         return [
             row["id"]
+                _or_empty([outcome.added for _, outcome in items]),
             for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)
         ]
 
     async def recount(self, job_id: int) -> Counted:
         """Mend the counters of an open job from its children. Nothing moved: they were right."""
+                result.doomed + counted.doomed,
 
         async def body(connection: Connection) -> Counted:
-            if await connection.fetchrow(self._sql["lock_job"], job_id) is None:
+            row = await connection.fetchrow(self._sql["lock_job"], job_id)
+            if row is None:
                 return Counted()
-            return await self._with_cascade(
+            counted = await self._with_cascade(
                 connection, await connection.fetch(self._sql["recount"], job_id)
             )
 
@@ -337,6 +396,7 @@ class Store:
         rows = await self._pool.fetch(
             self._sql["give_up_candidates"], limit, timedelta(seconds=after_seconds), after_id
         )
+            _or_empty([retry.added for _, retry in items]),
         return [row["id"] for row in rows]
 
     async def give_up(self, job_id: int, after_seconds: float, reason: str) -> bool:
@@ -421,12 +481,13 @@ class Store:
             frozenset(row["kind"] for row in rows),
             max(idle) if len(idle) >= limit else None,
         )
+            return replace(counted, mended=bool(counted.groups) and row["closing"] is None)
 
     async def add_children(
         self,
         job_id: int,
         *,
-        documents: Sequence[tuple[str, str, str | None]],
+        documents: Sequence[Snapshot],
         kind: str,
         max_retries: int | None,
         priority: int | None,
@@ -436,26 +497,27 @@ class Store:
 
         Raises:
             JobNotFound.
-            Refused: it has closed, or is being ended; nothing was added.
+            Refused: it has closed, or is being ended, and nothing was added; or it was added, and
+                the batch failed by documents that are gone.
         """
-        ordered = sorted(documents, key=itemgetter(0))
+        ordered = sorted(documents, key=attrgetter("key"))
 
-        async def body(connection: Connection) -> tuple[int, int]:
+        async def body(connection: Connection) -> tuple[Any, Counted]:
             locked = await connection.fetchrow(self._sql["lock_job"], job_id)
             if locked is None:
                 raise JobNotFound(job_id)
-            row = await connection.fetchrow(
+            rows = await connection.fetch(
                 self._sql["add_children"],
                 job_id,
-                [key for key, _, _ in ordered],
-                [payload for _, payload, _ in ordered],
-                [error for _, _, error in ordered],
+                [document.key for document in ordered],
+                [document.payload for document in ordered],
+                _or_empty([document.error for document in ordered]),
                 kind,
                 max_retries,
                 priority,
                 on_closed,
             )
-            if row is None:
+            if not rows:
                 state = f"has closed ({locked['status']})" if locked["closed"] else "is being ended"
                 raise Refused(job_id, f"it {state}, and only an open batch takes more documents")
             return row["born"], row["total"]
@@ -525,6 +587,7 @@ class Store:
                 if not row["closed"] or row["parent_id"] is None:
                     return len(ids)
                 completed, failed, cancelled = (
+        on_counted: Callable[[Counted], None] = lambda _: None,
                     int(row["status"] == status) for status in ("completed", "failed", "cancelled")
                 )
                 current = row["parent_id"]
@@ -540,7 +603,12 @@ class Store:
             await connection.execute(self._sql["reopen_stream"], job_id)
             return True
 
-        return await self._pool.transaction(body)
+        (before, row), counted = await self._pool.transaction(body)
+        if counted.groups[0].status != before:
+            on_counted(counted)
+            raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
+        born, total = row["ids"]
+        return born, total
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -548,6 +616,7 @@ class Store:
         self, kinds: Sequence[tuple[str, int, float, str | None, str | None, str | None]]
     ) -> None:
         """Tell the database about kinds.
+                _or_empty([document.partition for document in ordered]),
 
         (name, max retries, timeout in seconds, on_closed, payload schema, options).
         """
@@ -734,20 +803,27 @@ class Store:
     async def _with_cascade(self, connection: Connection, rows: Sequence[Any]) -> Counted:
         result = step = _counted(rows)
         while up := sorted(job.id for job in step.closed if job.parent_id is not None):
-            step = _closed_only(await connection.fetch(self._sql["count_up"], up))
-            result = Counted(result.groups, result.closed + step.closed, result.locked_at)
+            step = _counted(await connection.fetch(self._sql["count_up"], up))
+            result = replace(
+                result, closed=result.closed + step.closed, doomed=result.doomed + step.doomed
+            )
         return result
 
 
 def _group(row: Any) -> Group:
     return Group(
-        tuple(row["ids"]), row["parent_id"], row["depth"], Status(row["status"]), row["on_closed"]
+        tuple(row["ids"]),
+        row["parent_id"],
+        row["depth"],
+        Status(row["status"]),
+        row["on_closed"],
+        row["webhook"],
     )
 
 
 def _counted(rows: Sequence[Any]) -> Counted:
     groups = tuple(_group(row) for row in rows if row["what"] == "moved")
-    parents = [row for row in rows if row["what"] == "counted"]
+    parents = [row for row in rows if row["what"] in {"counted", "doomed"}]
     return Counted(
         groups,
         tuple(job for row in parents if row["ended"] for job in _group(row).each()),
@@ -755,8 +831,13 @@ def _counted(rows: Sequence[Any]) -> Counted:
     )
 
 
-def _closed_only(rows: Sequence[Any]) -> Counted:
-    return Counted((), _counted(rows).closed)
+def _or_empty(values: list[str | None]) -> list[str | None]:
+    """asyncpg looks at every element of an array three times: an empty one says all NULL."""
+    return values if any(value is not None for value in values) else []
+
+
+def _sums(text: str | None) -> dict[str, float] | None:
+    return None if text is None else json.loads(text)
 
 
 def _job_row(row: Any) -> JobRow:
@@ -778,6 +859,10 @@ def _job_row(row: Any) -> JobRow:
         failures=row["failures"],
         deaths=row["deaths"],
         max_retries=row["max_retries"],
+    async def attempts(self, job_id: int) -> list[Attempt]:
+        """The runs of a job, the first one first, with the one that runs now."""
+        return [Attempt(**row) for row in await self._pool.fetch(self._sql["attempts"], job_id)]
+
         generation=row["generation"],
         priority=row["priority"],
         total=row["total"],
@@ -813,3 +898,10 @@ def _child(row: Any) -> Child:
         result=decode(values.pop("result")),
         **values,
     )
+        tuple(job_id for row in parents if row["what"] == "doomed" for job_id in row["ids"]),
+        sums=_sums(row["sums"]),
+        budget=_sums(row["budget"]),
+        fail_after=row["fail_after"],
+        fail_after_percent=row["fail_after_percent"],
+        closing=row["closing"],
+        sums=_sums(values.pop("sums")),

@@ -227,15 +227,18 @@ class Sweeper:
             await self._one(job_id, self.recount)
 
     async def recount(self, job_id: int) -> None:
-        """Mend one job's counters, and say so: it should never be needed."""
+        """Mend one job's counters, and say so: it should never be needed. Count those of one whose
+        children do not.
+        """
         counted = await self._store.recount(job_id)
-        if counted.moved:
+        if counted.mended:
             self.drifts += 1
             _log.error(
                 "the counters of job %d disagreed with its children and were mended",
                 job_id,
                 extra={"job_id": job_id},
             )
+        if counted.moved:
             self._on_counted(counted)
 
     async def give_up(self) -> None:

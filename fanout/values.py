@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from .states import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import datetime, timedelta
     from uuid import UUID
 
 __all__ = [
+    "Attempt",
     "Child",
     "Chunk",
     "Claim",
@@ -34,10 +35,16 @@ __all__ = [
     "Submitted",
     "WorkerRow",
 ]
+    "Settled",
+    "SlotKey",
+    "Snapshot",
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
+WEBHOOK_KIND: Final = "fanout_webhook"
+"""The kind of the follow-up that tells a webhook."""
+
     """A job to submit, checked and encoded."""
 
     kind: str
@@ -82,6 +89,19 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+    partition: str | None = None
+    """Whose share of a limit the child uses, at most 128 bytes; None: as its batch."""
+
+
+class Snapshot(NamedTuple):
+    """A document, checked and encoded."""
+
+    key: str
+    payload: str
+    """JSON text."""
+    error: str | None = None
+    """Why it is gone."""
+    partition: str | None = None
 class Dispatched:
     """What one `fan_out` call did: children it made, and documents that had a child already."""
 
@@ -117,10 +137,82 @@ class Claim(NamedTuple):
 class Completed(NamedTuple):
     """The handler returned. `result` is JSON text, or None."""
 
+class Look(NamedTuple):
+    """What a claim found."""
+
+    claims: list[Claim]
+    suspect_age: float | None
+    """For how many seconds one that must run alone has been due; None: there is none."""
+    limited: frozenset[str] = frozenset()
+    """Kinds of which more is due, under a limit or with a partition: for `claim_limited`."""
+
+
+class LimitedLook(NamedTuple):
+    """What a claim under limits found."""
+
+    claims: list[Claim]
+    of_partitions: frozenset[int]
+    """Ids of those that have a partition."""
+    behind: Mapping[str, str]
+    """Kind → the last partition that was looked at, where there are more."""
+
+
+class SlotKey(NamedTuple):
+    """One handler within, or before, one `job.limit`."""
+
+    name: str
+    """Of the limit."""
+    job_id: int
+    attempt: int
+    number: int
+    """Tells apart what one job uses at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of the slots of one worker."""
+
+    granted: frozenset[SlotKey]
+    waiting: frozenset[SlotKey]
+    """What was asked for and is in neither belongs to a lost claim, or to a missing limit."""
+    missing: frozenset[str]
+    """Limits without a row."""
+    others: frozenset[str]
+    """Limits of which another worker was given a slot."""
+    wait_seconds: float | None
+    """Until a rate allows the next one; None: it is no rate that is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """One limit, as `fanout limit` shows it. None in a field: no such limit."""
+
+    name: str
+    """`kind:papers_extract` for a kind; any other name is a resource that handlers ask for."""
+    concurrency: int | None
+    """How many at once, over all pods."""
+    per_partition: int | None
+    """How many at once of one partition; jobs without one are one."""
+    requests_per_minute: float | None
+    weight_per_minute: float | None
+    """Tokens, for an LLM."""
+    burst: float | None
+    """Seconds of an unused rate that may be used at once; None: 1."""
+    in_use: int
+    waiting: int
+    """Up to 10,000."""
+    next_seconds: float | None
+    """Until the rates allow the next one; None: it has no rate."""
+    set_by: Literal["code", "operator", "nobody"]
+    """Whose word holds in some field: an operator's wins, until it is reset."""
+
+
     result: str | None
 
 
 @dataclass(frozen=True, slots=True)
+    added: str | None = None
+    """What it added up, as JSON text; None: nothing. Of the other outcomes too."""
 class Failed:
     """A permanent failure: no retry can help."""
 
@@ -129,6 +221,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+    added: str | None = None
 class Retry:
     """A transient failure: again in `delay` seconds, if the budget lasts, else failed."""
 
@@ -138,6 +231,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+    added: str | None = None
 class Interrupted:
     """Stopped through no fault of its own (shutdown, the engine's database): back to pending, at no
     cost.
@@ -145,6 +239,8 @@ class Interrupted:
 
 
 Outcome = Completed | Failed | Retry | Interrupted
+
+    added: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +255,7 @@ class Moved:
 
     @property
     def is_ended_root(self) -> bool:
+    has_webhook: bool = False
         """Is it the root of a stream, which ends with it?"""
         return self.parent_id is None and self.status.is_terminal
 
@@ -175,13 +272,16 @@ class Group:
 
     @property
     def is_ended_root(self) -> bool:
+    has_webhook: bool = False
         """Are they roots of streams, which end with them?"""
         return self.parent_id is None and self.status.is_terminal
 
     def each(self) -> Iterator[Moved]:
         """The jobs, one by one."""
         for job_id in self.ids:
-            yield Moved(job_id, self.parent_id, self.depth, self.status, self.on_closed)
+            yield Moved(
+                job_id, self.parent_id, self.depth, self.status, self.on_closed, self.has_webhook
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +295,10 @@ class Counted:
 
     @property
     def moved(self) -> tuple[Moved, ...]:
+    doomed: tuple[int, ...] = ()
+    """Batches that failed by it, by a limit of theirs: their open children are to be ended."""
+    mended: bool = False
+    """Of a recount: the counters were wrong, and should not have been."""
         """The jobs that were moved, one by one."""
         return tuple(job for group in self.groups for job in group.each())
 
@@ -206,8 +310,10 @@ class Counted:
     @property
     def follow_ups(self) -> frozenset[str]:
         """Kinds of the follow-up jobs that were enqueued."""
-        ended: list[Group | Moved] = [*self.groups, *self.closed]
-        return frozenset(one.on_closed for one in ended if one.on_closed and one.status.is_terminal)
+        every: list[Group | Moved] = [*self.groups, *self.closed]
+        ended = [one for one in every if one.status.is_terminal]
+        webhooks = {WEBHOOK_KIND for one in ended if one.has_webhook}
+        return frozenset(webhooks.union(one.on_closed for one in ended if one.on_closed))
 
 
 class Chunk(NamedTuple):
@@ -265,6 +371,16 @@ class JobRow:
 
     @property
     def outcome(self) -> str:
+    sums: Mapping[str, float] | None = None
+    """What it, and its children that have ended, added up (`job.add`); None: nothing."""
+    budget: Mapping[str, float] | None = None
+    """The sums that end it as failed when they are reached."""
+    fail_after: int | None = None
+    """So many failed children end it as failed."""
+    fail_after_percent: float | None = None
+    """Such a share of `total`, once that stands."""
+    closing: str | None = None
+    """`aggregate`: a sweep counts its children; None: they do, one by one."""
         """The status, and "completed with failures" for a batch in which children failed."""
         return outcome_of(self.status, self.failed)
 
@@ -320,6 +436,8 @@ class Child:
 
     @property
     def took(self) -> timedelta | None:
+    sums: Mapping[str, float] | None = None
+    """What its attempts added up (`job.add`); None: nothing."""
         """How long its last attempt took; None while it has not ended."""
         return self.finished_at - self.claimed_at if self.finished_at and self.claimed_at else None
 
@@ -327,6 +445,28 @@ class Child:
 @dataclass(frozen=True, slots=True)
 class FailureReason:
     """How many children failed for one reason, and the key of one of them."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a job: a line of its timeline."""
+
+    attempt: int
+    started_at: datetime | None
+    ended_at: datetime | None
+    """None while it runs."""
+    worker_id: UUID | None
+    outcome: Literal["running", "completed", "retry", "failed", "released", "lost", "cancelled"]
+    """`released`: put back at no cost, at a shutdown for example; `lost`: its worker died, or fell
+    silent; `cancelled`: somebody, or the end of its batch, ended it.
+    """
+    error_type: str | None
+    error: str | None
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it ran; None while it runs."""
+        return self.ended_at - self.started_at if self.ended_at and self.started_at else None
+
+
 
     error: str
     error_type: str | None
@@ -387,6 +527,8 @@ class Progress:
     paused: bool = False
     """Nothing more of it starts until it, or the batch it belongs to, is resumed."""
 
+    sums: Mapping[str, float] | None = None
+    """What its handler and its children added up (`job.add`); None: nothing."""
     @property
     def ended(self) -> int:
         """Children that have ended."""

@@ -232,6 +232,7 @@ class Worker:
             return
         self._state = "running"
         try:
+            counted=self._on_counted,
             await self._store.register_kinds(
                 [
                     (
@@ -666,8 +667,9 @@ class Worker:
         ]
         if closed:
             self.publisher.end(closed)
-        if any(group.status is Status.WAITING for group in counted.groups):
-            # Perhaps a manager that failed for good: its children are to be ended.
+        if counted.doomed or any(group.status is Status.WAITING for group in counted.groups):
+            # Perhaps a manager that failed for good, or too many children did: the open ones are to
+            # be ended.
             self.sweeper.sweeps.nudge()
         if self._also_on_counted is not None:
             self._also_on_counted(counted)

@@ -16,7 +16,7 @@ from fanout.pool import Connection, Pool
 from fanout.settings import Settings
 from fanout.states import TERMINAL, Status
 from fanout.store import Store
-from fanout.values import Claim, Completed, Failed, NewJob
+from fanout.values import Claim, Completed, Failed, NewJob, Snapshot
 
 T = TypeVar("T")
 
@@ -215,7 +215,7 @@ async def fan_out(
         manager,
         token,
         lease,
-        documents=[(key, "{}", "it is gone" if key in gone else None) for key in keys],
+        documents=[Snapshot(key, "{}", "it is gone" if key in gone else None) for key in keys],
         kind=kind,
         max_retries=max_retries,
         priority=5,
@@ -229,7 +229,7 @@ async def add_children(
     """One chunk of leaves for an open batch, from outside; those in `gone` are born failed."""
     return await store.add_children(
         job_id,
-        documents=[(key, "{}", "it is gone" if key in gone else None) for key in keys],
+        documents=[Snapshot(key, "{}", "it is gone" if key in gone else None) for key in keys],
         kind="leaf",
         max_retries=1,
         priority=None,

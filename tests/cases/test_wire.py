@@ -16,7 +16,7 @@ from fanout import DatabaseUnavailable, Engine, Settings
 from fanout.pool import Pool
 from fanout.states import Status
 from fanout.store import Store
-from fanout.values import Claim, Completed, Interrupted, NewJob, Retry
+from fanout.values import Claim, Completed, Interrupted, NewJob, Retry, Snapshot
 from tests.cases.lab import (
     Calls,
     Fault,
@@ -79,7 +79,7 @@ async def _fan_out(store: Store, scene: Scene) -> object:
         scene.manager,
         ME,
         60,
-        documents=[(f"k{i}", "{}", "gone" if i == 3 else None) for i in range(5)],
+        documents=[Snapshot(f"k{i}", "{}", "gone" if i == 3 else None) for i in range(5)],
         kind="leaf",
         max_retries=3,
         priority=5,

@@ -54,8 +54,33 @@ ALWAYS: Final = {
                       count(*) FILTER (WHERE status = 'failed') AS failed,
                       count(*) FILTER (WHERE status = 'cancelled') AS cancelled
                  FROM fanout.job c WHERE c.parent_id = p.id) t
-         WHERE (p.total, p.completed, p.failed, p.cancelled)
-               IS DISTINCT FROM (t.total, t.completed, t.failed, t.cancelled)""",
+         WHERE CASE WHEN p.closing IS NULL OR p.finished_at IS NOT NULL
+                    THEN (p.total, p.completed, p.failed, p.cancelled)
+                         IS DISTINCT FROM (t.total, t.completed, t.failed, t.cancelled)
+                    -- Its children leave its row alone; it may lag behind them until it closes.
+                    ELSE p.total <> t.total OR p.completed > t.completed OR p.failed > t.failed
+                         OR p.cancelled > t.cancelled END""",
+    "sums are its own and those of the children that were counted": """
+        SELECT p.id, format('has %s, should have %s', p.sums, t.sums)
+          FROM fanout.job p CROSS JOIN LATERAL (
+               SELECT jsonb_object_agg(s.name, s.amount) AS sums
+                 FROM (SELECT e.key AS name, sum(e.value::numeric) AS amount
+                         FROM (SELECT o.key, o.value FROM jsonb_each_text(p.own_sums) o
+                                UNION ALL
+                               SELECT e.key, e.value FROM fanout.job c CROSS JOIN LATERAL jsonb_each_text(
+                                      CASE WHEN c.finished_at IS NULL THEN c.told_sums
+                                           ELSE c.sums END) e
+                                WHERE c.parent_id = p.id) e
+                        GROUP BY e.key) s) t
+         WHERE p.total > 0 AND (p.closing IS NULL OR p.finished_at IS NOT NULL)
+           AND p.sums IS DISTINCT FROM t.sums""",
+    "no batch goes on beyond its limits": """
+        SELECT id, format('%s failed, fail_after is %s, %s %%', failed, fail_after, fail_after_percent)
+          FROM fanout.job
+         WHERE finished_at IS NULL AND verdict IS NULL AND closing IS NULL
+           AND (failed >= fail_after
+                OR status = 'waiting' AND failed > 0
+                   AND failed * 100.0 >= fail_after_percent::numeric * total)""",
     "counters are in bounds": """
         SELECT id, format('%s %s %s of %s', completed, failed, cancelled, total) FROM fanout.job
          WHERE completed < 0 OR failed < 0 OR cancelled < 0
@@ -121,6 +146,12 @@ OF_HISTORY: Final = {
         SELECT job_id, format('generation %s: %s', generation, array_agg(new ORDER BY seq))
           FROM public.test_history WHERE new IN {_TERMINAL} AND old <> new
          GROUP BY job_id, generation HAVING count(*) > 1""",
+    "an attempt that ended otherwise than well is kept": """
+        SELECT h.job_id, format('attempt %s ended as %s', h.old_attempt, h.new)
+          FROM public.test_history h JOIN fanout.job j ON j.id = h.job_id
+         WHERE h.old = 'processing' AND h.new NOT IN ('processing', 'completed')
+           AND NOT EXISTS (SELECT 1 FROM fanout.attempt a
+                            WHERE a.job_id = h.job_id AND a.attempt = h.old_attempt)""",
     "a new generation whenever a closed job opens, and only then": f"""
         SELECT job_id, format('%s -> %s, generation %s -> %s', old, new, old_generation, generation)
           FROM public.test_history

@@ -104,7 +104,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no-fence-to-fan-out": Mutant(
         "a chunk's last look at the claim is dropped",
         _edit(
-            r"(WHERE p\.id = \$1) AND p\.attempt = \$2 AND p\.claim_token = \$3", r"\1", "fan_out"
+            r"WHERE p\.attempt = mine\.attempt AND p\.claim_token IS NOT DISTINCT FROM "
+            r"mine\.claim_token",
+            "",
+            "fan_out",
         ),
     ),
     "no-seal": Mutant(

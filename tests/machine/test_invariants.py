@@ -44,6 +44,11 @@ PLANTED: Final = {
     "a token and a lease if and only if processing": ("leaf", f"claim_token = '{ME}'"),
     "one follow-up a close": ("manager", "status = 'completed', finished_at = now()"),
     "every generation that closed has its follow-up": ("manager", "generation = 2"),
+    "sums are its own and those of the children that were counted": (
+        "manager",
+        """sums = '{"cost": 1}'""",
+    ),
+    "no batch goes on beyond its limits": ("manager", "fail_after = 1, failed = 1"),
     "a retry budget": ("leaf", "failures = 9"),
     "depth and root follow from the parent": ("leaf", "depth = 2"),
     "tenants never mix": ("leaf", "tenant = 'somebody else'"),
@@ -52,6 +57,10 @@ PLANTED: Final = {
     "between two claims it was given back": (
         "leaf",
         f"attempt = attempt + 1, claim_token = '{ME}', lease_expires_at = now()",
+    ),
+    "an attempt that ended otherwise than well is kept": (
+        "leaf",
+        "status = 'failed', claim_token = NULL, lease_expires_at = NULL, finished_at = now()",
     ),
     "a new generation whenever a closed job opens, and only then": ("leaf", "generation = 3"),
     "nothing is left open": ("leaf", "priority = 1"),
@@ -64,7 +73,8 @@ async def test_an_invariant_sees_what_breaks_it(
 ) -> None:
     """With every CHECK dropped and the table broken by hand, it is the one that says so."""
     kind, change = PLANTED[invariant]
-    status = "processing" if "two claims" in invariant else "pending"
+    is_claimed = "two claims" in invariant or "is kept" in invariant
+    status = "processing" if is_claimed else "pending"
     await insert_batch(conn, "waiting", [status, status], on_closed="report")
     assert await check(conn, quiet=False) == []
     await conn.execute(ALL_CHECKS)

@@ -1,16 +1,18 @@
 -- A chunk of children for a batch that is open, from outside any handler: as fan_out, without a claim.
 -- $1 parent id, $2 document keys (ascending), $3 payloads, $4 errors (NULL: not gone), $5 kind, $6 max retries, $7 priority,
--- $8 on_closed; as in fan_out.
+-- $8 on_closed, $9 partitions; as in fan_out, as is the row 'born', whose `on_closed` is the reason if the batch failed by it.
 -- MUST be the second statement of the transaction that took lock_job: a close that was on its way has happened by then, and
 -- one that comes waits, and finds the total raised.   No row: it has closed, or is being ended; nothing was inserted.
-WITH asked AS (SELECT $5::text AS kind, $6::int AS max_retries, $7::smallint AS priority, $8::text AS on_closed),
-docs AS (SELECT *, NULL::text AS partition FROM unnest($2::text[], $3::text[], $4::text[]) AS d (document_key, payload, error)),
+WITH asked AS (
+    SELECT $5::text AS kind, $6::int AS max_retries, $7::smallint AS priority, $8::text AS on_closed, NULL::interval AS lease),
+docs AS (
+    SELECT * FROM unnest($2::text[], $3::text[], $4::text[], $9::text[]) AS d (document_key, payload, error, partition)),
 mine AS (
-    SELECT id, tenant, COALESCE(root_id, id) AS root_id, depth, priority, partition, concurrency
+    SELECT id, tenant, COALESCE(root_id, id) AS root_id, depth, priority, partition, concurrency, attempt, claim_token
       FROM fanout.job WHERE id = $1 AND finished_at IS NULL AND verdict IS NULL AND pruned_at IS NULL),
 -- include born
-UPDATE fanout.job p
-   SET total = p.total + k.born, failed = p.failed + CASE WHEN p.closing IS NULL THEN k.gone ELSE 0 END, updated_at = clock_timestamp()
-  FROM k, mine
- WHERE p.id = mine.id
-RETURNING k.born, p.total
+,
+-- include grown
+-- include tail
+ UNION ALL
+SELECT 'born', ARRAY[born, total]::bigint[], NULL, depth, status, NULL, reason, paused, NULL FROM c

@@ -1,17 +1,26 @@
--- processing -> pending after a transient error, while the budget lasts; it uses up one retry.
--- $1 ids (ascending), $2 attempts, $3 claim token, $4 delays in seconds, $5 errors, $6 error types.
+-- processing -> pending after a transient error, while the budget lasts; it uses up one retry. A child of a paused batch
+-- is paused.
+-- $1 ids (ascending), $2 attempts, $3 claim token, $4 delays in seconds, $5 errors, $6 error types,
+-- $7 what handlers added up (JSON; may be empty for all NULL).
 -- An id without a row: a lost claim, or the budget is used up (the caller then ends it by finish, as failed).
 WITH i AS (
-    SELECT * FROM unnest($1::bigint[], $2::int[], $4::float8[], $5::text[], $6::text[])
-               AS i (id, attempt, delay, error, error_type) ORDER BY id),
+    SELECT * FROM unnest($1::bigint[], $2::int[], $4::float8[], $5::text[], $6::text[], $7::text[])
+               AS i (id, attempt, delay, error, error_type, added) ORDER BY id),
 lc AS MATERIALIZED (
-    SELECT i.id, i.delay, i.error, i.error_type
+    SELECT i.id, i.attempt, i.delay, i.error, i.error_type, i.added, l.claimed_at
       FROM i CROSS JOIN LATERAL (
-           SELECT 1 FROM fanout.job c
+           SELECT c.claimed_at FROM fanout.job c
             WHERE c.id = i.id AND c.attempt = i.attempt AND c.claim_token = $3 AND c.failures < c.max_retries
-              FOR NO KEY UPDATE OF c) l)
+              FOR NO KEY UPDATE OF c) l),
+kept AS (
+    INSERT INTO fanout.attempt (job_id, attempt, started_at, worker_id, outcome, error_type, error)
+    SELECT id, attempt, claimed_at, $3, 'retry', error_type, error FROM lc ON CONFLICT DO NOTHING)
 UPDATE fanout.job c
    SET status = 'pending', claim_token = NULL, lease_expires_at = NULL, failures = c.failures + 1,
-       run_at = clock_timestamp() + make_interval(secs => lc.delay), error = lc.error, error_type = lc.error_type
+       run_at = clock_timestamp() + make_interval(secs => lc.delay), error = lc.error, error_type = lc.error_type,
+       paused = COALESCE((SELECT r.paused FROM fanout.job r WHERE r.id = c.root_id), c.paused),
+       sums = CASE WHEN lc.added IS NULL THEN c.sums ELSE fanout.add_sums(c.sums, lc.added::jsonb) END,
+       own_sums = CASE WHEN lc.added IS NULL OR c.total = 0 THEN c.own_sums
+                       ELSE fanout.add_sums(c.own_sums, lc.added::jsonb) END
   FROM lc WHERE lc.id = c.id
 RETURNING c.id

@@ -8,6 +8,8 @@ WITH lc AS MATERIALIZED (
      ORDER BY id FOR NO KEY UPDATE)
 UPDATE fanout.job c
    SET status = 'pending', verdict = NULL, finished_at = NULL, ended_by = NULL, failures = 0, deaths = 0,
-       error = NULL, error_type = NULL, reason = NULL, run_at = clock_timestamp(), generation = c.generation + 1
+       error = NULL, error_type = NULL, reason = NULL, run_at = clock_timestamp(), generation = c.generation + 1,
+       told_sums = c.sums, paused = (SELECT r.paused AND r.finished_at IS NULL FROM fanout.job r WHERE r.id = c.root_id),
+       deadline = CASE WHEN c.deadline > clock_timestamp() THEN c.deadline END
   FROM lc WHERE c.id = lc.id AND c.status = 'failed'
 RETURNING c.id
