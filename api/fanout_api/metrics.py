@@ -4,17 +4,28 @@ of this process.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
+
+from fanout.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
+
+    from fanout.measures import Histogram
+    from fanout.values import LimitRow
 
     from .service import Service
 
@@ -53,6 +64,7 @@ async def exposition(service: Service) -> bytes:
     """All figures as text. Raises DatabaseUnavailable."""
     store = service.engine.store
     queue, health, workers = await store.queue(), await store.health(), await store.workers()
+    limits = await Limits(store).list()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(
         _Once(
@@ -60,6 +72,7 @@ async def exposition(service: Service) -> bytes:
                 *_of_queue(queue),
                 *_of_server(health),
                 *_of_fleet(workers),
+                *_of_limits(limits),
                 *_of_relay(service),
                 *_of_local_workers(service),
             ]
@@ -110,6 +123,19 @@ def _of_fleet(rows: list[Any]) -> Iterator[Metric]:
     yield _gauge("slots_free", "Of those, free.", _sum(live, "free"))
 
 
+def _of_limits(rows: list[LimitRow]) -> Iterator[Metric]:
+    for field, text in (
+        ("concurrency", "How many may use a limit at once."),
+        ("in_use", "How many use it."),
+        ("waiting", "How many wait for it, up to 10,000."),
+    ):
+        family = GaugeMetricFamily(f"fanout_limit_{field}", text, labels=("limit",))
+        for row in rows:
+            if (value := getattr(row, field)) is not None:
+                family.add_metric((row.name,), value)
+        yield family
+
+
 def _of_relay(service: Service) -> Iterator[Metric]:
     stats = service.relay.stats()
     for key, name, text in RELAY:
@@ -141,6 +167,10 @@ def _of_local_workers(service: Service) -> Iterator[Metric]:
          sum(w.publisher.published for w in workers)),
         ("events_dropped", "Events that a full buffer lost.",
          sum(w.publisher.dropped for w in workers)),
+        ("events_sent_again", "Batches of events that a fail-over had lost.",
+         sum(w.publisher.sent_again for w in workers)),
+        ("event_hints_dropped", "Hints of events that could not be sent.",
+         sum(w.publisher.hints_dropped for w in workers)),
     ):  # fmt: skip
         yield _counter(name, text, value)
     yield _gauge(
@@ -148,6 +178,58 @@ def _of_local_workers(service: Service) -> Iterator[Metric]:
         "How long the last one took.",
         max((w.finisher.last_flush_seconds for w in workers), default=0),
     )
+    yield _histogram(
+        "finish_seconds", "Flushes of outcomes.", [((), w.finisher.seconds) for w in workers]
+    )
+    yield _histogram(
+        "finish_size", "Outcomes of a flush.", [((), w.finisher.sizes) for w in workers]
+    )
+    yield _histogram("claim_seconds", "Claims.", [((), w.claim_seconds) for w in workers])
+    yield _histogram(
+        "handler_seconds",
+        "Runs of handlers, also those that failed.",
+        [((kind,), one) for w in workers for kind, one in w.handler_seconds.items()],
+        labels=("kind",),
+    )
+    yield from _of_ends(workers)
+
+
+def _of_ends(workers: list[Any]) -> Iterator[Metric]:
+    jobs = CounterMetricFamily(
+        "fanout_jobs_ended",
+        "Jobs that ended with their handlers, after the commit.",
+        labels=("kind", "status"),
+    )
+    ended = sum((worker.finisher.ended for worker in workers), Counter[tuple[str, str]]())
+    for (kind, status), number in sorted(ended.items()):
+        jobs.add_metric((kind, status), number)
+    yield jobs
+    batches = CounterMetricFamily(
+        "fanout_batches_closed", "Batches that their last child closed.", labels=("status",)
+    )
+    closed = sum((worker.finisher.closed for worker in workers), Counter[str]())
+    for status, number in sorted(closed.items()):
+        batches.add_metric((status,), number)
+    yield batches
+
+
+def _histogram(
+    name: str,
+    text: str,
+    found: list[tuple[tuple[str, ...], Histogram]],
+    labels: tuple[str, ...] = (),
+) -> Metric:
+    """One histogram of those of several workers, for each set of labels."""
+    family = HistogramMetricFamily(f"fanout_{name}", text, labels=labels)
+    by_labels: dict[tuple[str, ...], list[Histogram]] = {}
+    for values, one in found:
+        by_labels.setdefault(values, []).append(one)
+    for values, many in sorted(by_labels.items()):
+        upto = accumulate(sum(counts) for counts in zip(*(h.counts for h in many), strict=True))
+        bounds = [*map(str, many[0].bounds), "+Inf"]
+        buckets: list[Any] = list(zip(bounds, upto, strict=True))
+        family.add_metric(values, buckets, sum(h.total for h in many))
+    return family
 
 
 def _finish(workers: list[Any], name: str) -> int:

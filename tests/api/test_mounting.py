@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -17,6 +18,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from fanout import Engine
+from fanout.limits import Limits
+from fanout.measures import Histogram
 from tests.api.harness import PATIENCE, Batch, House, a_client, a_database, an_engine, frames
 
 
@@ -175,6 +178,14 @@ async def test_metrics_and_health_speak_of_the_workers_here(own: House) -> None:
         assert names == {"database": True, "migrations": True, "listen": True, "worker here": True}
         text = (await own.client.get("/metrics")).text
         assert "fanout_finish_outcomes_total 2.0" in text
+        assert 'fanout_jobs_ended_total{kind="single",status="completed"} 2.0' in text
+        assert 'fanout_handler_seconds_count{kind="single"} 2.0' in text
+        assert "fanout_finish_size_sum 2.0" in text
+        for name in ("finish_seconds", "finish_size", "claim_seconds"):
+            buckets = [float(n) for n in re.findall(rf"fanout_{name}_bucket.* (.*)", text)]
+            (number,) = re.findall(rf"fanout_{name}_count (.*)", text)
+            assert buckets == sorted(buckets)
+            assert buckets[-1] == float(number) > 0
         worker.failed.set()
         assert (await own.client.get("/readyz")).status_code == 503
         worker.failed.clear()
@@ -190,3 +201,21 @@ async def test_another_schema_version_is_told_by_readyz(own: House) -> None:
     assert answer.status_code == 503
     (wrong,) = [check for check in answer.json()["checks"] if not check["ok"]]
     assert wrong["name"] == "migrations"
+
+
+async def test_metrics_tell_who_uses_a_limit(own: House) -> None:
+    """And how many wait for it, by its name."""
+    await Limits(own.engine.store).set("parser", concurrency=2)
+    text = (await own.client.get("/metrics")).text
+    assert 'fanout_limit_concurrency{limit="parser"} 2.0' in text
+    assert 'fanout_limit_in_use{limit="parser"} 0.0' in text
+    assert 'fanout_limit_waiting{limit="parser"} 0.0' in text
+
+
+async def test_a_histogram_counts_values_up_to_each_bound() -> None:
+    """A value that is a bound is below it, as Prometheus has it."""
+    histogram = Histogram((1.0, 5.0))
+    for value in (0.5, 1, 1.1, 5, 6):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.total == 13.6
