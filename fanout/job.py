@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger("fanout.job")
 PAIR = 2
-FIRST_CHUNK = 250
 MOST_SUMS = 16
 """Names that one job may sum; the column has room for 32 of the longest."""
 DECIMALS = Decimal("1e-12")
 _ARITHMETIC = Context(prec=60)
+FIRST_CHUNK = 250
 
 
 class Closed(BaseModel):
@@ -78,8 +78,8 @@ class Job(Generic[P]):
     def __init__(self, claim: Claim, payload: P, runtime: Runtime) -> None:
         self._claim = claim
         self._runtime = runtime
-        self.payload = payload
         self._added: dict[str, Decimal] | None = None
+        self.payload = payload
         self.checkpoint: Any = decode(claim.checkpoint)
         """What the last `save_checkpoint` of an earlier attempt kept; None: nothing."""
         self.cancel_requested = False
@@ -178,7 +178,6 @@ class Job(Generic[P]):
         text = event_text("progress", self._claim, message, done=done, of=of)
         self._runtime.publish(self._claim, text, latest=True)
 
-    def timeout(self, seconds: float) -> asyncio.Timeout:
     def add(self, **amounts: float | Decimal) -> None:
         """Add up what this job uses: `job.add(tokens=1200, cost=0.042, pages=7)`.
 
@@ -205,6 +204,7 @@ class Job(Generic[P]):
             )
         self._added = added
 
+    def timeout(self, seconds: float) -> asyncio.Timeout:
         """`async with job.timeout(90):` around a network call; a call that takes longer is a
         transient failure.
         """
@@ -271,6 +271,7 @@ class Job(Generic[P]):
                     on_closed=on_closed
                     if on_closed is not None or handler is None
                     else handler.on_closed,
+                    on_counted=runtime.counted,
                 )
                 seen += len(chunk)
                 if sending is not None:
@@ -334,7 +335,6 @@ class Job(Generic[P]):
 
 async def chunks(
     documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
-                    on_counted=runtime.counted,
     size: int,
 ) -> AsyncIterator[list[Document]]:
     """Chunks of at most `size`; the first ones smaller, so that the first children start soon."""
@@ -376,6 +376,13 @@ def snapshot(
 ) -> Snapshot:
     """A document, checked. Raises UsageError, naming it."""
     key = checked_text(document.key, "document key", 512)
+    partition = document.partition
+    if partition is not None:
+        if partition == "":
+            raise UsageError(
+                "partition", f"of document {key!r} is empty", "Give some text, or leave it out"
+            )
+        partition = checked_text(partition, "partition", 128)
     if document.gone is not None:
         payload = (
             "null"
@@ -407,10 +414,3 @@ def added_by(job: Job[Any] | None) -> str | None:
 def _plain(amount: Decimal) -> str:
     text = f"{amount:f}".rstrip("0").rstrip(".")
     return "0" if text in {"", "-0", "-"} else text
-    partition = document.partition
-    if partition is not None:
-        if partition == "":
-            raise UsageError(
-                "partition", f"of document {key!r} is empty", "Give some text, or leave it out"
-            )
-        partition = checked_text(partition, "partition", 128)

@@ -46,11 +46,11 @@ class Runtime:
     publisher: Publisher
     handle: Callable[[int], JobHandle]
     """A handle on a job by its id."""
+    counted: Callable[[Counted], None]
+    """Called after a commit of a handler's own that ended jobs."""
     thread_id: int = field(default_factory=threading.get_ident)
     """Of the event loop: handlers may run in others."""
 
-    counted: Callable[[Counted], None]
-    """Called after a commit of a handler's own that ended jobs."""
     def publish(
         self, claim: Claim, text: bytes, *, lifecycle: bool = False, latest: bool = False
     ) -> None:

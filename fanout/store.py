@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
+T = TypeVar("T")
+
+CLAIM_COLUMNS = len(Claim._fields)
+
 PRUNED = "its retention has passed and it is being deleted; submit it again instead"
 
 
@@ -195,6 +199,7 @@ class Store:
         max_retries: int | None,
         priority: int | None,
         on_closed: str | None,
+        on_counted: Callable[[Counted], None] = lambda _: None,
     ) -> tuple[int, int]:
         """Dispatch one chunk of children.
 
@@ -220,6 +225,7 @@ class Store:
                 max_retries,
                 priority,
                 on_closed,
+                _or_empty([document.partition for document in ordered]),
             )
             if not rows:
                 raise LostClaim(claim.id, claim.attempt)
@@ -271,11 +277,13 @@ class Store:
                 ]
                 if some_failed
                 else [],
+                _or_empty([outcome.added for _, outcome in items]),
             )
             result = Counted(
                 result.groups + counted.groups,
                 result.closed + counted.closed,
                 counted.locked_at or result.locked_at,
+                result.doomed + counted.doomed,
             )
         return result
 
@@ -293,6 +301,7 @@ class Store:
             [retry.delay for _, retry in items],
             [retry.error for _, retry in items],
             [retry.error_type for _, retry in items],
+            _or_empty([retry.added for _, retry in items]),
         )
         return {row["id"] for row in rows}
 
@@ -300,7 +309,6 @@ class Store:
         self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID
     ) -> set[int]:
         """Put claims back at no cost. Returns the ids that went back."""
-        on_counted: Callable[[Counted], None] = lambda _: None,
         items = sorted(claims, key=lambda item: item[0].id)
         rows = await self._pool.fetch(
             self._sql["release"],
@@ -329,7 +337,6 @@ class Store:
         )
         return {row["id"] for row in rows}
 
-                _or_empty([document.partition for document in ordered]),
     # -- sweeping ---------------------------------------------------------------------------------
 
     async def expired_depths(self) -> list[int]:
@@ -371,13 +378,11 @@ class Store:
         """Waiting jobs without an open child: their counters must be wrong."""
         return [
             row["id"]
-                _or_empty([outcome.added for _, outcome in items]),
             for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)
         ]
 
     async def recount(self, job_id: int) -> Counted:
         """Mend the counters of an open job from its children. Nothing moved: they were right."""
-                result.doomed + counted.doomed,
 
         async def body(connection: Connection) -> Counted:
             row = await connection.fetchrow(self._sql["lock_job"], job_id)
@@ -386,6 +391,7 @@ class Store:
             counted = await self._with_cascade(
                 connection, await connection.fetch(self._sql["recount"], job_id)
             )
+            return replace(counted, mended=bool(counted.groups) and row["closing"] is None)
 
         return await self._pool.transaction(body)
 
@@ -396,7 +402,6 @@ class Store:
         rows = await self._pool.fetch(
             self._sql["give_up_candidates"], limit, timedelta(seconds=after_seconds), after_id
         )
-            _or_empty([retry.added for _, retry in items]),
         return [row["id"] for row in rows]
 
     async def give_up(self, job_id: int, after_seconds: float, reason: str) -> bool:
@@ -481,7 +486,6 @@ class Store:
             frozenset(row["kind"] for row in rows),
             max(idle) if len(idle) >= limit else None,
         )
-            return replace(counted, mended=bool(counted.groups) and row["closing"] is None)
 
     async def add_children(
         self,
@@ -492,6 +496,7 @@ class Store:
         max_retries: int | None,
         priority: int | None,
         on_closed: str | None,
+        on_counted: Callable[[Counted], None] = lambda _: None,
     ) -> tuple[int, int]:
         """Add a chunk of children to an open batch; arguments and result as those of `fan_out`.
 
@@ -516,13 +521,20 @@ class Store:
                 max_retries,
                 priority,
                 on_closed,
+                _or_empty([document.partition for document in ordered]),
             )
             if not rows:
                 state = f"has closed ({locked['status']})" if locked["closed"] else "is being ended"
                 raise Refused(job_id, f"it {state}, and only an open batch takes more documents")
-            return row["born"], row["total"]
+            [row] = [row for row in rows if row["what"] == "born"]
+            return (locked["status"], row), await self._with_cascade(connection, rows)
 
-        return await self._pool.transaction(body)
+        (before, row), counted = await self._pool.transaction(body)
+        if counted.groups[0].status != before:
+            on_counted(counted)
+            raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
+        born, total = row["ids"]
+        return born, total
 
     async def doom_late(self, job_id: int) -> Counted:
         """End a job whose deadline has passed as failed. No moved job: it is not late."""
@@ -587,7 +599,6 @@ class Store:
                 if not row["closed"] or row["parent_id"] is None:
                     return len(ids)
                 completed, failed, cancelled = (
-        on_counted: Callable[[Counted], None] = lambda _: None,
                     int(row["status"] == status) for status in ("completed", "failed", "cancelled")
                 )
                 current = row["parent_id"]
@@ -603,12 +614,7 @@ class Store:
             await connection.execute(self._sql["reopen_stream"], job_id)
             return True
 
-        (before, row), counted = await self._pool.transaction(body)
-        if counted.groups[0].status != before:
-            on_counted(counted)
-            raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
-        born, total = row["ids"]
-        return born, total
+        return await self._pool.transaction(body)
 
     # -- workers ----------------------------------------------------------------------------------
 
@@ -616,7 +622,6 @@ class Store:
         self, kinds: Sequence[tuple[str, int, float, str | None, str | None, str | None]]
     ) -> None:
         """Tell the database about kinds.
-                _or_empty([document.partition for document in ordered]),
 
         (name, max retries, timeout in seconds, on_closed, payload schema, options).
         """
@@ -695,6 +700,10 @@ class Store:
                 self._sql["children"], job_id, status and str(status), after_key, limit
             )
         return [_child(row) for row in rows]
+
+    async def attempts(self, job_id: int) -> list[Attempt]:
+        """The runs of a job, the first one first, with the one that runs now."""
+        return [Attempt(**row) for row in await self._pool.fetch(self._sql["attempts"], job_id)]
 
     async def failure_reasons(self, job_id: int, limit: int) -> list[FailureReason]:
         """Failed children grouped by reason, most frequent first."""
@@ -828,6 +837,7 @@ def _counted(rows: Sequence[Any]) -> Counted:
         groups,
         tuple(job for row in parents if row["ended"] for job in _group(row).each()),
         parents[0]["locked_at"] if parents else None,
+        tuple(job_id for row in parents if row["what"] == "doomed" for job_id in row["ids"]),
     )
 
 
@@ -859,10 +869,6 @@ def _job_row(row: Any) -> JobRow:
         failures=row["failures"],
         deaths=row["deaths"],
         max_retries=row["max_retries"],
-    async def attempts(self, job_id: int) -> list[Attempt]:
-        """The runs of a job, the first one first, with the one that runs now."""
-        return [Attempt(**row) for row in await self._pool.fetch(self._sql["attempts"], job_id)]
-
         generation=row["generation"],
         priority=row["priority"],
         total=row["total"],
@@ -880,6 +886,11 @@ def _job_row(row: Any) -> JobRow:
         claimed_at=row["claimed_at"],
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
+        sums=_sums(row["sums"]),
+        budget=_sums(row["budget"]),
+        fail_after=row["fail_after"],
+        fail_after_percent=row["fail_after_percent"],
+        closing=row["closing"],
     )
 
 
@@ -896,12 +907,6 @@ def _child(row: Any) -> Child:
         status=Status(values.pop("status")),
         payload=decode(values.pop("payload")),
         result=decode(values.pop("result")),
+        sums=_sums(values.pop("sums")),
         **values,
     )
-        tuple(job_id for row in parents if row["what"] == "doomed" for job_id in row["ids"]),
-        sums=_sums(row["sums"]),
-        budget=_sums(row["budget"]),
-        fail_after=row["fail_after"],
-        fail_after_percent=row["fail_after_percent"],
-        closing=row["closing"],
-        sums=_sums(values.pop("sums")),

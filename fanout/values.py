@@ -32,19 +32,19 @@ __all__ = [
     "Outcome",
     "Progress",
     "Retry",
-    "Submitted",
-    "WorkerRow",
-]
     "Settled",
     "SlotKey",
     "Snapshot",
+    "Submitted",
+    "WorkerRow",
+]
+
+WEBHOOK_KIND: Final = "fanout_webhook"
+"""The kind of the follow-up that tells a webhook."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-WEBHOOK_KIND: Final = "fanout_webhook"
-"""The kind of the follow-up that tells a webhook."""
-
     """A job to submit, checked and encoded."""
 
     kind: str
@@ -86,9 +86,6 @@ class Document:
     key: str
     payload: Any = None
     gone: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
     partition: str | None = None
     """Whose share of a limit the child uses, at most 128 bytes; None: as its batch."""
 
@@ -102,6 +99,9 @@ class Snapshot(NamedTuple):
     error: str | None = None
     """Why it is gone."""
     partition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatched:
     """What one `fan_out` call did: children it made, and documents that had a child already."""
 
@@ -133,9 +133,6 @@ class Claim(NamedTuple):
     checkpoint: str | None
     """JSON text, or None."""
 
-
-class Completed(NamedTuple):
-    """The handler returned. `result` is JSON text, or None."""
 
 class Look(NamedTuple):
     """What a claim found."""
@@ -207,40 +204,43 @@ class LimitRow:
     """Whose word holds in some field: an operator's wins, until it is reset."""
 
 
+class Completed(NamedTuple):
+    """The handler returned. `result` is JSON text, or None."""
+
     result: str | None
+    added: str | None = None
+    """What it added up, as JSON text; None: nothing. Of the other outcomes too."""
 
 
 @dataclass(frozen=True, slots=True)
-    added: str | None = None
-    """What it added up, as JSON text; None: nothing. Of the other outcomes too."""
 class Failed:
     """A permanent failure: no retry can help."""
 
     error: str
     error_type: str
+    added: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-    added: str | None = None
 class Retry:
     """A transient failure: again in `delay` seconds, if the budget lasts, else failed."""
 
     error: str
     error_type: str
     delay: float
+    added: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-    added: str | None = None
 class Interrupted:
     """Stopped through no fault of its own (shutdown, the engine's database): back to pending, at no
     cost.
     """
 
+    added: str | None = None
+
 
 Outcome = Completed | Failed | Retry | Interrupted
-
-    added: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +252,10 @@ class Moved:
     depth: int
     status: Status
     on_closed: str | None
+    has_webhook: bool = False
 
     @property
     def is_ended_root(self) -> bool:
-    has_webhook: bool = False
         """Is it the root of a stream, which ends with it?"""
         return self.parent_id is None and self.status.is_terminal
 
@@ -269,10 +269,10 @@ class Group:
     depth: int
     status: Status
     on_closed: str | None
+    has_webhook: bool = False
 
     @property
     def is_ended_root(self) -> bool:
-    has_webhook: bool = False
         """Are they roots of streams, which end with them?"""
         return self.parent_id is None and self.status.is_terminal
 
@@ -292,13 +292,13 @@ class Counted:
     closed: tuple[Moved, ...] = ()
     locked_at: datetime | None = None
     """When the parents' rows were locked, by the database's clock; None: there were none."""
-
-    @property
-    def moved(self) -> tuple[Moved, ...]:
     doomed: tuple[int, ...] = ()
     """Batches that failed by it, by a limit of theirs: their open children are to be ended."""
     mended: bool = False
     """Of a recount: the counters were wrong, and should not have been."""
+
+    @property
+    def moved(self) -> tuple[Moved, ...]:
         """The jobs that were moved, one by one."""
         return tuple(job for group in self.groups for job in group.each())
 
@@ -368,9 +368,6 @@ class JobRow:
     claimed_at: datetime | None
     updated_at: datetime
     finished_at: datetime | None
-
-    @property
-    def outcome(self) -> str:
     sums: Mapping[str, float] | None = None
     """What it, and its children that have ended, added up (`job.add`); None: nothing."""
     budget: Mapping[str, float] | None = None
@@ -381,6 +378,9 @@ class JobRow:
     """Such a share of `total`, once that stands."""
     closing: str | None = None
     """`aggregate`: a sweep counts its children; None: they do, one by one."""
+
+    @property
+    def outcome(self) -> str:
         """The status, and "completed with failures" for a batch in which children failed."""
         return outcome_of(self.status, self.failed)
 
@@ -433,18 +433,15 @@ class Child:
     reason: str | None
     payload: Any
     result: Any
+    sums: Mapping[str, float] | None = None
+    """What its attempts added up (`job.add`); None: nothing."""
 
     @property
     def took(self) -> timedelta | None:
-    sums: Mapping[str, float] | None = None
-    """What its attempts added up (`job.add`); None: nothing."""
         """How long its last attempt took; None while it has not ended."""
         return self.finished_at - self.claimed_at if self.finished_at and self.claimed_at else None
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReason:
-    """How many children failed for one reason, and the key of one of them."""
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One run of a job: a line of its timeline."""
@@ -467,6 +464,9 @@ class Attempt:
         return self.ended_at - self.started_at if self.ended_at and self.started_at else None
 
 
+@dataclass(frozen=True, slots=True)
+class FailureReason:
+    """How many children failed for one reason, and the key of one of them."""
 
     error: str
     error_type: str | None
@@ -524,11 +524,11 @@ class Progress:
     waits_for: tuple[str, ...] = field(default=())
     """Why nothing moves, in sentences; empty while all is well, or closed."""
     reason: str | None = None
+    sums: Mapping[str, float] | None = None
+    """What its handler and its children added up (`job.add`); None: nothing."""
     paused: bool = False
     """Nothing more of it starts until it, or the batch it belongs to, is resumed."""
 
-    sums: Mapping[str, float] | None = None
-    """What its handler and its children added up (`job.add`); None: nothing."""
     @property
     def ended(self) -> int:
         """Children that have ended."""

@@ -31,7 +31,6 @@ from .handle import JobHandle
 from .heartbeat import Heartbeat
 from .held import Held, Stop
 from .loop import Loop
-from .measures import RUNS, STATEMENTS, Histogram
 from .publisher import Publisher
 from .retention import Retention
 from .runtime import Runtime
@@ -127,9 +126,6 @@ class Worker:
         self.failed = asyncio.Event()
         self.executed = 0
         """Handlers that were run."""
-        self.claim_seconds = Histogram(STATEMENTS)
-        self.handler_seconds: dict[str, Histogram] = {}
-        """By kind."""
         self._store = store
         self._settings = settings
         self._handlers = dict(handlers)
@@ -222,6 +218,7 @@ class Worker:
             wake=self._wake_others,
             publisher=self.publisher,
             handle=partial(JobHandle, store=store, events=events, retries=self._wake_others),
+            counted=self._on_counted,
         )
         self._state = "new"
         self._ending: asyncio.Task[None] | None = None
@@ -236,7 +233,6 @@ class Worker:
             return
         self._state = "running"
         try:
-            counted=self._on_counted,
             await self._store.register_kinds(
                 [
                     (
@@ -454,7 +450,6 @@ class Worker:
         now = time.monotonic()
         full_look = now >= self._full_look_due
         claims, suspect_age = await self._look(room, full_look=full_look)
-        self.claim_seconds.observe(time.monotonic() - now)
         if full_look:
             # Long where somebody's open transaction keeps a long dead prefix: then seldom.
             took = time.monotonic() - now
@@ -591,9 +586,7 @@ class Worker:
         self._running -= 1
         self._running_slow -= held.is_slow
         self.executed += 1
-        took = time.monotonic() - started
-        self.handler_seconds.setdefault(claim.kind, Histogram(RUNS)).observe(took)
-        self._learn(claim.kind, took)
+        self._learn(claim.kind, time.monotonic() - started)
         if outcome is not None and held.stop is not Stop.LOST:
             self.finisher.add(claim, outcome)
         elif self._held.get(claim.id) is held:
