@@ -83,7 +83,10 @@ TRANSITIONS: Final[dict[str, Transition]] = {
     for t in (
         _t("submit", set(), {_P}),
         _t("claim", {_P}, {_R}),
+        _t("claim_limited", {_P}, {_R}),
         _t("claim_alone", {_P}, {_R}),
+        _t("claim_new", {_P}, {_R}),
+        _t("claim_children", {_P}, {_R}),
         _t("heartbeat", {_R}, {_R}),
         _t("heartbeat_manager", {_R}, {_R}),
         _t("save_checkpoint", {_R}, {_R}),
