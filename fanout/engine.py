@@ -17,6 +17,7 @@ from .errors import ConfigurationError, DatabaseUnavailable, JobNotFound, UsageE
 from .event_store import EventStore
 from .handle import JobHandle
 from .handlers import Handler, make_handler
+from .limits import Limits
 from .migrate import check_schema, migrate
 from .options import Options, encode_options
 from .pool import Pool
@@ -180,6 +181,8 @@ class Engine:
         on_closed: str | Handler[Any, Any] | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         transient: tuple[type[BaseException], ...] = (),
+        limit: int | None = None,
+        limit_per_partition: int | None = None,
         **options: Unpack[Options],
     ) -> Any:
         """Register a handler: `@engine.job` or `@engine.job(max_retries=3, timeout=1800)`.
@@ -193,6 +196,8 @@ class Engine:
             permanent, transient: exceptions to be judged so, before the table in `fanout.failures`.
             options: defaults of batches of this kind, see `Options`.
 
+        limit: int | None = None,
+        limit_per_partition: int | None = None,
         Raises:
             ConfigurationError: the name cannot be a kind or is taken, or the function is not a
                 handler.
@@ -204,6 +209,9 @@ class Engine:
                 self.settings,
                 name=name,
                 timeout=timeout,
+            limit: how many of its jobs run at once, over all pods, until `fanout limit set` says
+                otherwise.
+            limit_per_partition: and how many of one partition.
                 max_retries=max_retries,
                 on_closed=on_closed,
                 permanent=permanent,
@@ -222,6 +230,8 @@ class Engine:
         return register if function is None else register(function)
 
     # -- schedules --------------------------------------------------------------------------------
+                limit=limit,
+                limit_per_partition=limit_per_partition,
 
     def cron(
         self,
@@ -334,6 +344,13 @@ class Engine:
         """
         async with self._alone():
             if self._store is not None:
+    # -- limits -----------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """What may run at once, and how often, over all pods: list, get, set, reset."""
+        return Limits(self.store)
+
                 return
             if self._is_embedded:
                 self._server = await asyncio.to_thread(acquire, self._embedded_home)

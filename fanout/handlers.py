@@ -25,6 +25,7 @@ from pydantic_core import to_json
 from .checks import check_kind, check_max_retries
 from .errors import ConfigurationError, UsageError
 from .job import Job
+from .limits import encode_kind_bounds
 from .options import Options, encode_options
 from .wire import encode
 
@@ -61,6 +62,8 @@ class Handler(Generic[P, R]):
     transient: tuple[type[BaseException], ...]
     options: str | None
     """Defaults of its batches, as JSON text (`fanout.options`)."""
+    limit: str | None
+    """How many of its jobs run at once, over all pods, as JSON text (`fanout.limits`)."""
     payload_type: TypeAdapter[Any] | None
     """None: plain JSON."""
     result_type: TypeAdapter[Any] | None
@@ -129,6 +132,8 @@ def make_handler(
     permanent: tuple[type[BaseException], ...],
     transient: tuple[type[BaseException], ...],
     options: Options,
+    limit: int | None = None,
+    limit_per_partition: int | None = None,
 ) -> Handler[P, R]:
     """Read a function's annotations into a handler. Raises ConfigurationError."""
     kind = check_kind(name if name is not None else getattr(function, "__name__", None), "name")
@@ -166,6 +171,7 @@ def make_handler(
         permanent=tuple(permanent),
         transient=tuple(transient),
         options=encode_options(options),
+        limit=encode_kind_bounds(limit, limit_per_partition),
         payload_type=payload,
         result_type=result,
     )

@@ -4,6 +4,7 @@ heartbeat reads.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -49,6 +50,14 @@ class Held:
     stop: Stop | None = None
     is_slow: bool = False
     """Its handler was not known to take milliseconds when it began."""
+    slots: int = 0
+    """How many slots of named limits it holds."""
+    waits: int = 0
+    """How many slots it waits for: its timeout does not run meanwhile."""
+    waits_since: float = 0.0
+    """time.monotonic() of the first of them."""
+    stopped_clock: tuple[float, float] | None = None
+    """`deadline` and `let_go_at` as they were then."""
     fans_out: bool = False
     """Children are counted on its row: it is beaten in a statement of its own."""
 
@@ -56,3 +65,21 @@ class Held:
     def is_overdue(self) -> bool:
         """Did the handler not stop in time? Then this process cannot be trusted with the job."""
         return self.let_go_at is not None and time.monotonic() > self.let_go_at
+
+    def begin_wait(self) -> None:
+        """Stop the clock of its timeout, while it waits for a limit."""
+        self.waits += 1
+        if self.waits == 1 and self.deadline is not None and self.let_go_at is not None:
+            self.waits_since = time.monotonic()
+            self.stopped_clock = self.deadline, self.let_go_at
+            self.deadline = self.let_go_at = math.inf
+
+    def end_wait(self) -> None:
+        """Let it run again, once nothing is waited for."""
+        self.waits -= 1
+        if self.waits or self.stopped_clock is None:
+            return
+        (deadline, let_go_at), self.stopped_clock = self.stopped_clock, None
+        if self.deadline is not None:  # the handler has not ended meanwhile
+            waited = time.monotonic() - self.waits_since
+            self.deadline, self.let_go_at = deadline + waited, let_go_at + waited

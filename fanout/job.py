@@ -15,11 +15,12 @@ from uuid import uuid5
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .checks import check_kind, check_max_retries, check_priority
-from .errors import DatabaseUnavailable, UsageError
+from .errors import DatabaseUnavailable, LostClaim, UsageError
 from .events import LEVELS, event_text, str_of
 from .limits import KIND_PREFIX, check_limit_name, encode_bounds
 from .options import check_amount
 from .pool import NotStarted
+from .slots import Limited
 from .states import Status
 from .values import Dispatched, Document, Snapshot
 from .wire import checked_text, clipped, decode, encode
@@ -209,6 +210,68 @@ class Job(Generic[P]):
         transient failure.
         """
         return asyncio.timeout(seconds)
+
+    def limit(
+        self,
+        name: str,
+        concurrency: int | None = None,
+        *,
+        per_partition: int | None = None,
+        requests_per_minute: float | None = None,
+        weight_per_minute: float | None = None,
+        burst: float | None = None,
+        weight: float = 1,
+    ) -> Limited:
+        """`async with job.limit("parser", 2):` around the use of something scarce: a slot of a
+        limit that holds over all pods. In a handler that runs in a thread: `with`.
+
+        The handler's timeout does not run while it waits. A slot comes back when the block is left,
+        or when the lease of a worker that died is over. One job may use several slots of a limit,
+        for calls side by side, but not one within the block of another.
+
+        Args:
+            name: of the limit, the same in all programs.
+            concurrency, per_partition, requests_per_minute, weight_per_minute, burst: what the code
+                says of it, see `Bounds`; what `fanout limit set` says wins. Say it in one place.
+            weight: what this use counts for `weight_per_minute`, like tokens; `slot.correct(1534)`
+                when it is known better: `async with job.limit("llm", weight=1000) as slot`.
+
+        Raises:
+            UsageError: names the field and the remedy.
+            LostClaim: this claim was given away.
+            TimeoutError: it waited for longer than the handler's timeout while it held another
+                slot: two jobs that wait for each other end so, and are tried again.
+        """
+        runtime = self._runtime
+        check_limit_name(name)
+        if name.startswith(KIND_PREFIX):
+            raise UsageError(
+                "name",
+                f"{name!r} is the limit of a kind",
+                "A job of the kind stands under it already",
+            )
+        held = runtime.held.get(self.id)
+        if held is None:
+            raise LostClaim(self.id, self.attempt)
+        handler = runtime.handlers.get(self.kind)
+        declared = encode_bounds(
+            {
+                "concurrency": concurrency,
+                "per_partition": per_partition,
+                "requests_per_minute": requests_per_minute,
+                "weight_per_minute": weight_per_minute,
+                "burst": burst,
+            }
+        )
+        return Limited(
+            runtime.slots,
+            held,
+            name,
+            declared,
+            weight,
+            handler.timeout if handler is not None else runtime.settings.timeout,
+            lambda: self.cancel_requested,
+        )
 
     async def save_checkpoint(self, value: Any) -> None:
         """Keep `value` (JSON, at most 64 KiB by default) for later attempts: what this one has

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .held import Held
     from .publisher import Publisher
     from .settings import Settings
+    from .slots import Slots
     from .store import Store
     from .values import Claim, Counted, Document, Snapshot
 
@@ -44,6 +45,8 @@ class Runtime:
     wake: Callable[[str], None]
     """Hint that jobs of a kind are due."""
     publisher: Publisher
+    slots: Slots
+    """Of named limits."""
     handle: Callable[[int], JobHandle]
     """A handle on a job by its id."""
     counted: Callable[[Counted], None]

@@ -66,6 +66,10 @@ class Settings(BaseSettings):
         0.1,
         description="Seconds of work held ahead: what a crash sends to be run alone.",
     )
+    ageing: Seconds = Field(
+        60,
+        description="Seconds per step of priority after which a job is served beside better ones.",
+    )
     poll_interval: Seconds = Field(
         1, description="Seconds between looks of an idle worker: the backstop of the wake-up."
     )

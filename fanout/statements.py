@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLDERS", "load_migrations", "load_statements"]
 
-FOLDERS: Final = ("transitions", "reads", "workers", "events", "access", "cron", "retention")
+FOLDERS: Final = (
+    "transitions",
+    "reads",
+    "workers",
+    "events",
+    "access",
+    "cron",
+    "retention",
+    "limits",
+)
 _SCHEMA_PREFIX: Final = re.compile(r"(?<![\w.])fanout\.")
 _INCLUDE: Final = re.compile(r"^-- include (\w+)$", re.MULTILINE)
 

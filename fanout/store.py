@@ -31,6 +31,10 @@ from .values import (
     Group,
     JobRow,
     JobSummary,
+    LimitedLook,
+    Look,
+    Settled,
+    SlotKey,
     Submitted,
     WorkerRow,
 )
@@ -116,11 +120,16 @@ class Store:
         token: UUID,
         lease_seconds: float,
         most: Sequence[int] | None = None,
-    ) -> tuple[list[Claim], float | None]:
-        """At most `limit` due jobs, and for how many seconds one that must run alone has been due.
+        *,
+        aged: int = 0,
+        ageing_seconds: float = 60,
+        partitions: bool = True,
+    ) -> Look:
+        """At most `limit` due jobs, and what else is due.
 
-        None: there is none. `wanted`: (kind, priority, floor), the best first; `most`:
-        how many of each at most (None: `limit`).
+        `wanted`: (kind, priority, floor), the best first; `most`: how many of each at most (None:
+        `limit`). `aged` of them come first because they have been due for longer than
+        `ageing_seconds` times their priority. `partitions`: tell of jobs that have one.
         """
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
         rows = await self._pool.fetch(
@@ -133,16 +142,86 @@ class Store:
             timedelta(seconds=lease_seconds),
             [limit] * len(kinds) if most is None else list(most),
         )
-        suspect_age = rows.pop()["suspect_age"] if rows and rows[-1]["id"] is None else None
-        return [Claim._make(row[:-1]) for row in rows], suspect_age
 
     async def claim_alone(
         self, kinds: Sequence[str], token: UUID, lease_seconds: float
     ) -> Claim | None:
-        """One due job that must run alone; None: there is none."""
+        """One due job that must run alone and has room under its limits; None: there is none."""
+
+        async def body(connection: Connection) -> list[Any]:
+            await connection.fetch(self._sql["lock_limits"], list(kinds))
+            rows: list[Any] = await connection.fetch(
+                self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
+            )
+            return rows
+
+        rows = await self._pool.transaction(body)
+        return Claim._make(rows[0]) if rows else None
+
+    async def claim_new(self, job_id: int, token: UUID, lease_seconds: float) -> Claim:
+        """Claim a root job that was submitted in this transaction, which nobody else can see."""
         rows = await self._pool.fetch(
             self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
         )
+            aged,
+            timedelta(seconds=ageing_seconds),
+            partitions,
+        )
+        told = rows.pop() if rows and rows[-1]["id"] is None else None
+        claims = [Claim._make(row[:CLAIM_COLUMNS]) for row in rows]
+        if told is None:
+            return Look(claims, None)
+        return Look(claims, told["suspect_age"], frozenset(told["limited"] or ()))
+
+    async def claim_limited(
+        self,
+        wanted: Sequence[tuple[str, int, datetime]],
+        limit: int,
+        token: UUID,
+        lease_seconds: float,
+        *,
+        free: int,
+        ahead: Mapping[str, int] | None = None,
+        behind: Mapping[str, str] | None = None,
+        aged: int = 0,
+        ageing_seconds: float = 60,
+    ) -> LimitedLook:
+        """At most `limit` due jobs that are under a limit of their kind, or have a partition: as
+        many as their limits leave, and no more than `free` of a limit that is half used.
+
+        `ahead`: how many of each kind may be held beyond free slots; `behind`: after which
+        partition of each kind the walk begins, of those that were told last time.
+        """
+        kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
+        names = list(dict.fromkeys(kinds))
+        ahead, behind = ahead or {}, behind or {}
+
+        async def body(connection: Connection) -> list[Any]:
+            locked = await connection.fetch(self._sql["lock_limits"], names)
+            rows: list[Any] = await connection.fetch(
+                self._sql["claim_limited"],
+                kinds,
+                priorities,
+                floors,
+                limit,
+                token,
+                timedelta(seconds=lease_seconds),
+                names,
+                [ahead.get(kind, 0) for kind in names],
+                [behind.get(kind, "") for kind in names],
+                [row["kind"] for row in locked if row["kind"] is not None],
+                free,
+                aged,
+                timedelta(seconds=ageing_seconds),
+            )
+            return rows
+
+        rows = await self._pool.transaction(body)
+        claimed = [row for row in rows if row["id"] is not None]
+        return LimitedLook(
+            [Claim._make(row[:CLAIM_COLUMNS]) for row in claimed],
+            frozenset(row["id"] for row in claimed if row["partition"] is not None),
+            {row["kind"]: row["partition"] for row in rows if row["id"] is None},
         return Claim._make(rows[0])
 
     async def claim_children(
@@ -647,6 +726,13 @@ class Store:
         if not rows:
             raise JobNotFound(job_id)
         return progress_from(rows[0])
+    async def declare_limits(self, limits: Sequence[tuple[str, str | None]]) -> None:
+        """What this program's code says of limits: (name, JSON text or None)."""
+        ordered = sorted(limits)
+        await self._pool.fetch(
+            self._sql["declare_limits"], [n for n, _ in ordered], [code for _, code in ordered]
+        )
+
 
     async def progress_many(self, job_ids: Sequence[int]) -> dict[int, Progress]:
         """The counters of several jobs, without reasons; a job that is not there is missing."""
@@ -655,6 +741,55 @@ class Store:
 
     async def job(self, job_id: int, tenant: str | None = None) -> JobRow:
         """One job, whole; with `tenant`, only if it is that tenant's. Raises JobNotFound."""
+    # -- slots of named limits --------------------------------------------------------------------
+
+    async def open_limits(self, limits: Sequence[tuple[str, str | None]]) -> None:
+        """Have a row for each limit: (name, what the code says of it, as JSON text, or None)."""
+        ordered = sorted(limits)
+        await self._pool.fetch(
+            self._sql["open_limits"], [n for n, _ in ordered], [code for _, code in ordered]
+        )
+
+    async def settle_slots(
+        self,
+        token: UUID,
+        *,
+        asked: Sequence[tuple[SlotKey, float]] = (),
+        left: Sequence[SlotKey] = (),
+        corrected: Mapping[str, float] | None = None,
+    ) -> Settled:
+        """Leave slots, ask for others with their weights, and give what there is to whose turn it
+        is, all in one transaction. `asked`: all that wait here, the longest first.
+        """
+        corrected = corrected or {}
+        names = sorted({k.name for k, _ in asked} | {k.name for k in left} | set(corrected))
+
+        async def body(connection: Connection) -> tuple[list[Any], list[Any]]:
+            locked = await connection.fetch(self._sql["lock_slots"], names)
+            await connection.execute(
+                self._sql["ask_slots"],
+                token,
+                names,
+                *_columns(4, [key for key, _ in asked]),
+                [weight for _, weight in asked],
+                *_columns(4, left),
+                list(corrected),
+                list(corrected.values()),
+            )
+            return locked, await connection.fetch(self._sql["grant_slots"], token, names)
+
+        locked, rows = await self._pool.transaction(body)
+        slots = [row for row in rows if row["job_id"] is not None]
+        limits = [row for row in rows if row["job_id"] is None]
+        waits = [row["wait_seconds"] for row in limits if row["wait_seconds"] is not None]
+        return Settled(
+            granted=frozenset(SlotKey(*row[:4]) for row in slots if row["granted"]),
+            waiting=frozenset(SlotKey(*row[:4]) for row in slots if not row["granted"]),
+            missing=frozenset(names) - {row["name"] for row in locked},
+            others=frozenset(row["limit_name"] for row in limits if row["others"]),
+            wait_seconds=min(waits, default=None),
+        )
+
         rows = await self._pool.fetch(self._sql["job"], job_id, tenant)
         if not rows:
             raise JobNotFound(job_id)
@@ -694,7 +829,7 @@ class Store:
     ) -> list[Child]:
         """A page of a batch's children, by document key."""
         if status is Status.FAILED:  # has an index of its own
-            rows = await self._pool.fetch(self._sql["failures"], job_id, after_key, limit)
+            rows = await self._pool.fetch(self._sql["failures"], job_id, after_key, limit, error)
         else:
             rows = await self._pool.fetch(
                 self._sql["children"], job_id, status and str(status), after_key, limit

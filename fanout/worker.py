@@ -30,10 +30,13 @@ from .finisher import Finisher
 from .handle import JobHandle
 from .heartbeat import Heartbeat
 from .held import Held, Stop
+from .limits import KIND_PREFIX
 from .loop import Loop
+from .measures import RUNS, STATEMENTS, Histogram
 from .publisher import Publisher
 from .retention import Retention
 from .runtime import Runtime
+from .slots import HINT, Slots
 from .states import Status
 from .sweeper import Sweeper
 from .values import Interrupted, Retry
@@ -63,6 +66,8 @@ FULL_LOOK_SECONDS: Final = 1.0
 """How long floors may hide a row that was committed late with an early run_at."""
 FULL_LOOK_SHARE: Final = 20
 """Full looks take at most one part in so many of the time, however long each of them is."""
+AGED_ONE_IN: Final = 10
+"""Of so many claims, one goes to a job that has been due for longer than its priority allows."""
 LONGEST_HOARD_SECONDS: Final = 1.0
 """How long a claim may wait in the buffer behind slow handlers before it is given back."""
 DRAIN_SECONDS: Final = 10.0
@@ -126,6 +131,9 @@ class Worker:
         self.failed = asyncio.Event()
         self.executed = 0
         """Handlers that were run."""
+        self.claim_seconds = Histogram(STATEMENTS)
+        self.handler_seconds: dict[str, Histogram] = {}
+        """By kind."""
         self._store = store
         self._settings = settings
         self._handlers = dict(handlers)
@@ -144,6 +152,10 @@ class Worker:
         self._floors: dict[tuple[str, int], datetime] = {}
         self._full_look_due = 0.0  # time.monotonic()
         self._turn = 0
+        self._limited: frozenset[str] = frozenset()  # kinds of which some are due under a limit
+        self._behind: dict[str, str] = {}  # kind: the last partition that was looked at, of many
+        self._was_woken = False
+        self._since_aged = AGED_ONE_IN  # claims since those that waited longest came first
         self._suspect_since: float | None = (
             None  # time.monotonic() since when a job waits to run alone
         )
@@ -206,6 +218,7 @@ class Worker:
             on_silence=self.sweeper.lost_contact,
             on_overdue=self._on_overdue,
         )
+        self.slots = Slots(store, settings, self.token, self._loop, waker.wake)
         self._runtime = Runtime(
             store=store,
             settings=settings,
@@ -217,6 +230,7 @@ class Worker:
             held=self._held,
             wake=self._wake_others,
             publisher=self.publisher,
+            slots=self.slots,
             handle=partial(JobHandle, store=store, events=events, retries=self._wake_others),
             counted=self._on_counted,
         )
@@ -246,6 +260,9 @@ class Worker:
                     for h in self._handlers.values()
                 ]
             )
+            await self._store.declare_limits(
+                [(KIND_PREFIX + h.name, h.limit) for h in self._handlers.values()]
+            )
             await self.cron.schedules.declare(self._schedules)
         except BaseException:
             self._state = "new"  # so that the next start does all of it
@@ -253,6 +270,9 @@ class Worker:
         if self._stopping:
             return  # told to stop meanwhile
         self.sweeper.lost_contact()
+        self._start_loops()
+
+    def _start_loops(self) -> None:
         self.publisher.start()
         self.finisher.start()
         self.heartbeat.start()
@@ -303,6 +323,7 @@ class Worker:
         until = self._loop.time() + self._settings.database_timeout
         await self.finisher.drain(self._settings.database_timeout)
         await self.finisher.stop()
+        await self.slots.stop(max(0.1, min(1.0, until - self._loop.time())))
         await self.publisher.stop()
         await self.sweeper.stop()
         await self.listener.stop()
@@ -404,25 +425,28 @@ class Worker:
     async def _fill(self) -> None:
         """One look: claim as much as can run soon. Goes on at once while claims come back full."""
         self._give_back_hoard()
+        await self._release_orphans()
+        while not self._stopping and not self._alone:
+            if self._suspect_since is not None and await self._run_alone():
+                return
+            if self._drains_now():
+                return
+            if not self._room():
+                return
+            await self._claim()
+            if not self._more:
+                break
+        if self._suspect_since is not None and not self._stopping and not self._alone:
+            await self._run_alone()
+
+    async def _release_orphans(self) -> None:
+        """Put back what was claimed here by a statement whose answer was lost."""
         if self._in_doubt_until > time.monotonic():
             await self._store.release_orphans(self.token, list(self._held))
             # From the first answer on, a lease: for as long as a backend may be late.
             self._in_doubt_until = min(
                 self._in_doubt_until, time.monotonic() + self._settings.lease
             )
-        while not self._stopping and not self._alone:
-            if self._suspect_since is not None and await self._run_alone():
-                return
-            if self._drains_now():
-                return
-            room = self._room()
-            if not room:
-                return
-            self._accept(await self._or_in_doubt(self._claim(room)))
-            if not self._more:
-                break
-        if self._suspect_since is not None and not self._stopping and not self._alone:
-            await self._run_alone()
 
     def _room(self) -> dict[str, int]:
         """How many jobs of each kind to claim now; empty: none.
@@ -446,23 +470,85 @@ class Worker:
         limit = self._settings.flush_limit
         return {kind: min(free + n, limit) for kind, n in ahead.items() if free + n > 0}
 
-    async def _claim(self, room: dict[str, int]) -> list[Claim]:
+    async def _claim(self) -> None:
+        """Claim, and begin what was claimed; also what is under a limit, if any is due.
+
+        The two in turns, so that a flood of one does not starve the other.
+        """
         now = time.monotonic()
         full_look = now >= self._full_look_due
-        claims, suspect_age = await self._look(room, full_look=full_look)
+        self._turn += 1
+        self._more = False
+        aged = self._since_aged // AGED_ONE_IN if full_look else 0
+        if aged:
+            self._since_aged = 0
+        limited_first = bool(self._limited) and self._turn % 2 == 0
+        if limited_first:
+            await self._claim_limited(aged, full_look=full_look)
+        if room := self._room():
+            claiming = self._claim_unlimited(room, aged, full_look=full_look)
+            self._accept(await self._or_in_doubt(claiming))
+        if self._limited and not limited_first:
+            await self._claim_limited(aged, full_look=full_look)
+        self.claim_seconds.observe(time.monotonic() - now)
         if full_look:
             # Long where somebody's open transaction keeps a long dead prefix: then seldom.
             took = time.monotonic() - now
             self._full_look_due = now + max(FULL_LOOK_SECONDS, took * FULL_LOOK_SHARE)
-        self._more = _is_used_up(room, claims)
-        self._raise_floors(claims)
-        if suspect_age is None:
+
+    async def _claim_unlimited(
+        self, room: dict[str, int], aged: int, *, full_look: bool
+    ) -> list[Claim]:
+        """Claim, by priority, and within one priority each kind in its turn."""
+        now = time.monotonic()
+        wanted = self._wanted(room, full_look=full_look)
+        look = await self._store.claim(
+            wanted,
+            max(room.values()),
+            self.token,
+            self._settings.lease,
+            [room[kind] for kind, _, _ in wanted],
+            aged=aged,
+            ageing_seconds=self._settings.ageing,
+            partitions=full_look or self._was_woken or bool(self._limited),
+        )
+        self._was_woken = False
+        self._limited = look.limited
+        self._more = self._more or _is_used_up(room, look.claims)
+        self._raise_floors(look.claims)
+        if look.suspect_age is None:
             self._suspect_since = None
             self._drain_seconds = DRAIN_SECONDS
         elif self._suspect_since is None:
             # Not all workers at once: the idle ones come first, then one of the busy ones.
             self._suspect_since = now + self._random.uniform(0, self._settings.heartbeat)
-        return claims
+        return look.claims
+
+    async def _claim_limited(self, aged: int, *, full_look: bool) -> None:
+        """Claim and begin what is under a limit: beyond free slots only while the limit is far."""
+        room = {kind: most for kind, most in self._room().items() if kind in self._limited}
+        if not room or self._stopping:
+            return
+        free = max(0, self.concurrency - self._running - len(self._buffer))
+        limit = max(room.values())
+        look = await self._or_in_doubt(
+            self._store.claim_limited(
+                self._wanted(room, full_look=full_look),
+                limit,
+                self.token,
+                self._settings.lease,
+                free=min(free, limit),
+                ahead={kind: max(0, most - free) for kind, most in room.items()},
+                behind=self._behind,
+                aged=aged,
+                ageing_seconds=self._settings.ageing,
+            )
+        )
+        for kind in room:
+            self._behind[kind] = look.behind.get(kind, "")
+        self._more = self._more or len(look.claims) >= limit
+        self._raise_floors([one for one in look.claims if one.id not in look.of_partitions])
+        self._accept(look.claims)
 
     async def _or_in_doubt(self, claiming: Awaitable[T]) -> T:
         """A claim whose answer is lost may have been made, or be made yet by a backend that has not
@@ -474,24 +560,19 @@ class Worker:
             self._in_doubt_until = float("inf")
             raise
 
-    async def _look(
-        self, room: dict[str, int], *, full_look: bool
-    ) -> tuple[list[Claim], float | None]:
-        """Claim, by priority, and within one priority each kind in its turn."""
-        self._turn += 1
+    def _wanted(
+        self, room: Mapping[str, int], *, full_look: bool
+    ) -> list[tuple[str, int, datetime]]:
+        """(kind, priority, floor), the best first; within one priority each kind in its turn."""
         kinds = list(room)
         first = self._turn % len(kinds)
         kinds = kinds[first:] + kinds[:first]
         floors: Mapping[tuple[str, int], datetime] = {} if full_look else self._floors
-        wanted = [
+        return [
             (kind, priority, floors.get((kind, priority), _ALWAYS))
             for priority in PRIORITIES
             for kind in kinds
         ]
-        most = [room[kind] for kind, _, _ in wanted]
-        return await self._store.claim(
-            wanted, max(room.values()), self.token, self._settings.lease, most
-        )
 
     def _raise_floors(self, claims: Sequence[Claim]) -> None:
         """Where the next walk may begin: at the last row of each kind and priority that this one
@@ -504,6 +585,7 @@ class Worker:
 
     def _accept(self, claims: Sequence[Claim]) -> None:
         now = time.monotonic()
+        self._since_aged += len(claims)
         for claim in claims:
             held = Held(claim, now, fans_out=claim.total > 0)
             self._held[claim.id] = held
@@ -586,7 +668,9 @@ class Worker:
         self._running -= 1
         self._running_slow -= held.is_slow
         self.executed += 1
-        self._learn(claim.kind, time.monotonic() - started)
+        took = time.monotonic() - started
+        self.handler_seconds.setdefault(claim.kind, Histogram(RUNS)).observe(took)
+        self._learn(claim.kind, took)
         if outcome is not None and held.stop is not Stop.LOST:
             self.finisher.add(claim, outcome)
         elif self._held.get(claim.id) is held:
@@ -655,6 +739,8 @@ class Worker:
             # The same job may have been claimed here again already, as another attempt.
             if held is not None and held.claim.attempt == claim.attempt:
                 del self._held[claim.id]
+        if self._limited and not self._stopping:
+            self._claims.nudge()  # what was written gave back its slot
         if not self._held and self._suspect_since is not None and not self._stopping:
             self._claims.nudge()
 
@@ -695,7 +781,10 @@ class Worker:
             self._claims.nudge()
 
     def _on_wake(self, kinds: set[str]) -> None:
+        if not kinds or any(kind.startswith(HINT) for kind in kinds):
+            self.slots.nudge()
         if (not kinds or not kinds.isdisjoint(self._handlers)) and not self._stopping:
+            self._was_woken = True
             self._more = True
             self._claims.nudge()
 

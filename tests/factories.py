@@ -16,7 +16,7 @@ from fanout.pool import Connection, Pool
 from fanout.settings import Settings
 from fanout.states import TERMINAL, Status
 from fanout.store import Store
-from fanout.values import Claim, Completed, Failed, NewJob, Snapshot
+from fanout.values import Claim, Completed, Counted, Failed, NewJob, Snapshot
 
 T = TypeVar("T")
 
@@ -188,8 +188,7 @@ async def claim(
 ) -> list[Claim]:
     """Claim at most `limit` due jobs of `kinds`."""
     wanted = [(kind, 5, LONG_AGO) for kind in kinds]
-    claims, _ = await store.claim(wanted, limit, token, lease)
-    return claims
+    return (await store.claim(wanted, limit, token, lease)).claims
 
 
 async def submit(store: Store, kind: str = "manager", **options: Any) -> int:
@@ -209,6 +208,7 @@ async def fan_out(
     lease: float = LEASE,
     max_retries: int = 3,
     on_closed: str | None = None,
+    on_counted: Callable[[Counted], None] = lambda _: None,
 ) -> tuple[int, int]:
     """One chunk of children of `manager`; those in `gone` are born failed."""
     return await store.fan_out(
@@ -220,6 +220,7 @@ async def fan_out(
         max_retries=max_retries,
         priority=5,
         on_closed=on_closed,
+        on_counted=on_counted,
     )
 
 

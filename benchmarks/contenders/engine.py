@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fanout.store import Store
-    from fanout.values import Claim, Counted
+    from fanout.values import Counted, Look
     from fanout.worker import Worker
 
 IDLE_LOOK_SECONDS = 0.005
@@ -95,12 +95,12 @@ class Watched:
         )
         return counted
 
-    async def claim(self, *arguments: Any, **options: Any) -> tuple[list[Claim], float | None]:
+    async def claim(self, *arguments: Any, **options: Any) -> Look:
         started = time.perf_counter()
-        claims, suspect_age = await self._claim(*arguments, **options)
+        look = await self._claim(*arguments, **options)
         self.claim_ms.append((time.perf_counter() - started) * 1000)
-        self.claimed.append(len(claims))
-        return claims, suspect_age
+        self.claimed.append(len(look.claims))
+        return look
 
 
 class EngineMember:

@@ -19,6 +19,7 @@ from . import (
     fleet,
     jobs,
     keys,
+    limits,
     schema,
     statements,
     steer,
@@ -85,3 +86,4 @@ for panel, commands in GROUPS.items():
         program.command(name, rich_help_panel=panel, epilog=EPILOG)(command)
 program.add_typer(cron.cron, name="cron", rich_help_panel="Steer")
 program.add_typer(keys.keys, name="keys", rich_help_panel="Steer")
+program.add_typer(limits.limit, name="limit", rich_help_panel="Steer")

@@ -18,7 +18,12 @@ import asyncpg
 from fanout import Document, Engine, Job, PermanentError, Settings, TransientError
 from tests.chaos.calls import CallLog
 
-__all__ = ["SETTINGS", "build"]
+__all__ = ["NAMED", "SCARCE", "SETTINGS", "build"]
+
+SCARCE = 6
+"""Jobs of the kind `scarce` that run at once, over all processes."""
+NAMED = {"parser": 2, "llm": 3}
+"""And what of them may be within a block of these."""
 
 # Small, so that what takes half a minute in production is over in two seconds.
 SETTINGS = {
@@ -139,6 +144,16 @@ def build(dsn: str, log: CallLog, settings: Settings | None = None) -> Engine:
     async def batch(job: Job[Any]) -> None:
         with Logged(log, job):
             await job.fan_out(job.payload.get("kind", "leaf"), documents(job.payload))
+
+    @engine.job(max_retries=5, limit=SCARCE)
+    async def scarce(job: Job[Any]) -> None:
+        with Logged(log, job):
+            for name, concurrency in NAMED.items():
+                async with job.limit(name, concurrency):
+                    line = {"job": job.id, "attempt": job.attempt, "limit": name}
+                    log.write("in", **line)
+                    await asyncio.sleep(job.payload["seconds"])
+                    log.write("out", **line)
 
     @engine.job(max_retries=2)
     async def report(job: Job[Any]) -> dict[str, Any]:

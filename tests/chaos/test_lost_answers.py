@@ -141,7 +141,7 @@ async def test_a_claim_that_is_lost_before_its_task_ran_gives_its_slot_back(
     """A task that is cancelled before its first step runs nothing at all, not even a `finally`."""
     await submit(engine, "slow", 2)
     worker = engine.worker()
-    claims = await worker._claim({"slow": 2})
+    claims = await worker._claim_unlimited({"slow": 2}, 0, full_look=False)
     worker._accept(claims)
     worker._on_lost([claims[0]])
     await asyncio.sleep(0.05)
@@ -160,7 +160,7 @@ async def test_jobs_are_released_that_are_interrupted_before_their_tasks_ran(
     """The same at a shutdown: they go back at once and at no cost."""
     await submit(engine, "slow", 2)
     worker = engine.worker()
-    claims = await worker._claim({"slow": 2})
+    claims = await worker._claim_unlimited({"slow": 2}, 0, full_look=False)
     worker.finisher.start()
     worker._accept(claims)
     await worker._interrupt()

@@ -201,8 +201,24 @@ async def _submit_other(store: Store, _conn: asyncpg.Connection, s: Subject) -> 
 
 
 async def _claim(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
-    claims, _ = await store.claim([("subject", 5, LONG_AGO)], 10, OTHER, LEASE)
+    claims, *_ = await store.claim([("subject", 5, LONG_AGO)], 10, OTHER, LEASE)
     assert [(c.id, c.attempt) for c in claims] in ([], [(s.id, MY_ATTEMPT + 1)])
+
+
+async def _claim_limited(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    look = await store.claim_limited([("subject", 5, LONG_AGO)], 10, OTHER, LEASE, free=10)
+    assert [(c.id, c.attempt) for c in look.claims] in ([], [(s.id, MY_ATTEMPT + 1)])
+
+
+async def _limit(conn: asyncpg.Connection, _s: Subject) -> None:
+    await conn.execute(
+        """INSERT INTO fanout.limits (name, code) VALUES ('kind:subject', '{"concurrency": 3}')
+           ON CONFLICT DO NOTHING"""
+    )
+
+
+async def _partition(conn: asyncpg.Connection, s: Subject) -> None:
+    await conn.execute("UPDATE fanout.job SET partition = 'acme' WHERE id = $1", s.id)
 
 
 async def _claim_alone(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
@@ -596,6 +612,11 @@ CASES: Final = (
     Case("recount", _recount, _nobody, "counters right"),
     Case("recount", _recount_drifted, _mended, "counters drifted", _drift),
     Case("give_up", _give_up, _given_up, prepare=_let_idle),
+    Case("claim", _claim, _nobody, "under a limit", _limit),
+    Case("claim", _claim, _nobody, "of a partition", _partition),
+    Case("claim_limited", _claim_limited, _nobody, "of a kind without a limit"),
+    Case("claim_limited", _claim_limited, _claimed, "of a kind with one", _limit),
+    Case("claim_limited", _claim_limited, _claimed, "of a partition", _partition),
     Case("retry_failed", _retry_failed, _retried_in_batch),
     Case("retry_job", _retry_job, _retried),
     Case("reopen", _reopen, _reopened),

@@ -302,7 +302,7 @@ class Machine(RuleBasedStateMachine):
     def claim(self, kinds: list[str], limit: int, token: UUID, lease: float) -> None:
         due = [j for j in self.of_kind(*kinds) if j.status is PENDING and not j.deaths]
         wanted = [(kind, 5, LONG_AGO) for kind in kinds]
-        claims, suspect_age = self.run(self.store.claim(wanted, limit, token, lease))
+        claims, suspect_age, _ = self.run(self.store.claim(wanted, limit, token, lease))
         assert len(claims) == min(limit, len(due))
         assert {c.id for c in claims} <= {j.id for j in due}
         suspects = [j for j in self.of_kind(*kinds) if j.status is PENDING and j.deaths]

@@ -24,7 +24,8 @@ in_partition AS (
            row_number() OVER (PARTITION BY w.limit_name, w.partition ORDER BY w.of_lane, w.asked_at, w.job_id, w.number)
              + COALESCE(u.n, 0) AS of_partition
       FROM in_lane w
-      LEFT JOIN (SELECT limit_name, partition, count(*) AS n FROM s WHERE granted_at IS NOT NULL GROUP BY limit_name, partition) AS u
+      LEFT JOIN (SELECT limit_name, partition, count(*) AS n FROM s
+                  WHERE granted_at IS NOT NULL GROUP BY limit_name, partition) AS u
              ON u.limit_name = w.limit_name AND u.partition = w.partition),
 in_line AS (
     SELECT w.*, l.concurrency, l.per_request, l.per_weight, l.burst, l.request_debt, l.weight_debt,

@@ -8,19 +8,21 @@
 -- behind `partition`.
 -- It counts rows that are processing, so a slot cannot leak; and reads candidates without a lock: who holds the limits
 -- has no rival, and what was paused, cancelled or moved meanwhile is seen where the rows are locked.
-WITH RECURSIVE k AS MATERIALIZED (
-    SELECT i.kind, i.ahead, i.behind, l.concurrency, l.per_partition, l.kind IS NOT NULL AS is_limited
+WITH RECURSIVE running AS MATERIALIZED (
+    SELECT j.kind, j.partition, j.parent_id, count(*)::int AS n
+      FROM fanout.job j WHERE j.status = 'processing' GROUP BY j.kind, j.partition, j.parent_id),
+k AS MATERIALIZED (
+    SELECT i.kind, i.ahead, i.behind, l.concurrency, l.per_partition, l.kind IS NOT NULL AS is_limited,
+           (SELECT COALESCE(sum(r.n), 0) FROM running r WHERE r.kind = i.kind) AS used,
+           (SELECT COALESCE(sum(r.n), 0) FROM running r WHERE r.kind = i.kind AND r.partition IS NULL) AS used_of_none
       FROM unnest($7::text[], $8::int[], $9::text[]) AS i (kind, ahead, behind)
       LEFT JOIN fanout.limits l ON l.kind = i.kind AND l.kind IS NOT NULL
                                AND (l.concurrency IS NOT NULL OR l.per_partition IS NOT NULL)
      WHERE l.kind IS NULL OR l.kind = ANY ($10::text[])),
-running AS MATERIALIZED (
-    SELECT j.kind, j.partition, j.parent_id, count(*)::int AS n
-      FROM fanout.job j WHERE j.status = 'processing' GROUP BY j.kind, j.partition, j.parent_id),
-full_batch AS MATERIALIZED (
-    SELECT r.parent_id AS id
+batch AS MATERIALIZED (   -- those with a limit of their own of which some run
+    SELECT r.parent_id AS id, r.n, p.concurrency
       FROM (SELECT parent_id, sum(n) AS n FROM running WHERE parent_id IS NOT NULL GROUP BY parent_id) AS r
-      JOIN fanout.job p ON p.id = r.parent_id AND p.concurrency <= r.n),
+      JOIN fanout.job p ON p.id = r.parent_id AND p.concurrency IS NOT NULL),
 lane (kind, until, partition, priority, n) AS (   -- a loose walk: two look-ups a partition, however much waits in it
     SELECT s.kind, s.until, f.partition, f.priority, 1
       FROM (SELECT kind, behind, NULL AS until FROM k
@@ -41,18 +43,29 @@ lane (kind, until, partition, priority, n) AS (   -- a loose walk: two look-ups 
               AND j.kind = l.kind AND (j.partition, j.priority) > (l.partition, l.priority)
             ORDER BY j.partition, j.priority LIMIT 1) f
      WHERE l.n < 250 AND (l.until IS NULL OR f.partition <= l.until)),
-candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of each
-    SELECT l.kind, l.partition, l.priority, c.id, c.parent_id, c.run_at
+line AS MATERIALIZED (   -- a map: no join of many to many is quick without an index
+    SELECT l.kind, l.partition, l.priority, u.used
       FROM lane l
+      JOIN k ON k.kind = l.kind
+     CROSS JOIN LATERAL (
+           SELECT COALESCE(((SELECT jsonb_object_agg(kind || ':' || partition, n)
+                               FROM (SELECT kind, partition, sum(n) AS n FROM running
+                                      WHERE partition IS NOT NULL GROUP BY kind, partition) AS r)
+                            ->> (l.kind || ':' || l.partition))::int, 0) AS used) AS u
+     WHERE k.per_partition IS NULL OR u.used < k.per_partition),
+candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of each
+    SELECT l.kind, l.partition, l.priority, l.used, c.id, c.parent_id, c.run_at
+      FROM line l
      CROSS JOIN LATERAL (
            SELECT j.id, j.parent_id, j.run_at FROM fanout.job j
             WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NOT NULL
               AND j.kind = l.kind AND j.partition = l.partition AND j.priority = l.priority
-              AND j.run_at <= statement_timestamp() AND (j.parent_id = ANY (ARRAY(SELECT id FROM full_batch))) IS NOT TRUE
+              AND j.run_at <= statement_timestamp()
+              AND (j.parent_id = ANY (ARRAY(SELECT id FROM batch WHERE n >= concurrency))) IS NOT TRUE
             ORDER BY j.run_at, j.id
-            LIMIT least($4::bigint, (SELECT greatest(1, 2000 / count(*)) FROM lane))) c
+            LIMIT least($4::bigint, (SELECT greatest(1, 4 * $4 / greatest(1, count(*))) FROM line))) c
      UNION ALL
-    SELECT w.kind, NULL, w.priority, c.id, c.parent_id, c.run_at
+    SELECT w.kind, NULL, w.priority, k.used_of_none, c.id, c.parent_id, c.run_at
       FROM unnest($1::text[], $2::smallint[], $3::timestamptz[]) AS w (kind, priority, floor)
       JOIN k ON k.kind = w.kind AND k.is_limited
      CROSS JOIN LATERAL (
@@ -66,26 +79,23 @@ aged AS (
 in_batch AS (
     SELECT c.*, p.concurrency AS batch_most,
            row_number() OVER (PARTITION BY c.parent_id ORDER BY c.is_first DESC, c.priority, c.run_at, c.id)
-             + CASE WHEN p.concurrency IS NULL THEN 0
-                    ELSE (SELECT COALESCE(sum(r.n), 0) FROM running r WHERE r.parent_id = c.parent_id) END AS of_batch
-      FROM (SELECT a.*, a.is_aged AND row_number() OVER (PARTITION BY a.kind, a.is_aged ORDER BY a.run_at, a.id) <= $12 AS is_first
+             + COALESCE(((SELECT jsonb_object_agg(id, n) FROM batch) ->> c.parent_id::text)::int, 0) AS of_batch
+      FROM (SELECT a.*, a.is_aged AND $12 >= row_number() OVER (PARTITION BY a.kind, a.is_aged ORDER BY a.run_at, a.id)
+                        AS is_first
               FROM aged a) AS c
       LEFT JOIN fanout.job p ON p.id = c.parent_id),
 in_partition AS (
     SELECT c.*,
            row_number() OVER (PARTITION BY c.kind, c.partition ORDER BY c.is_first DESC, c.priority, c.run_at, c.id)
-             + COALESCE(r.n, 0) AS of_partition
+             + c.used AS of_partition
       FROM in_batch c
-      LEFT JOIN (SELECT kind, partition, sum(n)::int AS n FROM running GROUP BY kind, partition) AS r
-             ON r.kind = c.kind AND r.partition IS NOT DISTINCT FROM c.partition
      WHERE c.batch_most IS NULL OR c.of_batch <= c.batch_most),
 in_kind AS (
-    SELECT c.*, k.concurrency, k.ahead, COALESCE(r.n, 0) AS used,
+    SELECT c.id, c.is_first, k.concurrency, k.ahead, k.used,
            bool_or(c.batch_most IS NOT NULL OR k.per_partition IS NOT NULL) OVER (PARTITION BY c.kind) AS is_scarce,
            row_number() OVER (PARTITION BY c.kind ORDER BY c.is_first DESC, c.of_partition, c.priority, c.run_at, c.id) AS of_kind
       FROM in_partition c
       JOIN k ON k.kind = c.kind
-      LEFT JOIN (SELECT kind, sum(n)::int AS n FROM running GROUP BY kind) AS r ON r.kind = c.kind
      WHERE k.per_partition IS NULL OR c.of_partition <= k.per_partition),
 chosen AS MATERIALIZED (   -- held ahead of free slots is only what brings the use to half of the limit
     SELECT id FROM in_kind
