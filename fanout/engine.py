@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, overload
+from uuid import uuid4
 
 from .checks import check_kind, check_limit, check_max_retries, check_priority, check_status
 from .cron import Missed, Schedule, Schedules
@@ -17,6 +19,7 @@ from .errors import ConfigurationError, DatabaseUnavailable, JobNotFound, UsageE
 from .event_store import EventStore
 from .handle import JobHandle
 from .handlers import Handler, make_handler
+from .inline import InlineRunner, Selection, open_batch
 from .limits import Limits
 from .migrate import check_schema, migrate
 from .options import Options, encode_options
@@ -31,7 +34,14 @@ from .wire import checked_text, encode
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
     from types import TracebackType
     from uuid import UUID
@@ -40,12 +50,13 @@ if TYPE_CHECKING:
 
     from .embedded import EmbeddedServer
     from .job import Job
-    from .values import Counted, JobSummary, WorkerRow
+    from .values import Counted, Document, JobSummary, WorkerRow
 
 __all__ = ["Engine", "Request"]
 
 P = TypeVar("P")
 R = TypeVar("R")
+W = TypeVar("W", bound=Worker)
 
 MAX_DELAY_SECONDS: Final = 10 * 366 * 86_400
 LARGEST_ID: Final = 2**63 - 1
@@ -138,6 +149,7 @@ class Engine:
         self._events: EventStore | None = None
         self._installation_id: UUID | None = None
         self._workers: list[Worker] = []
+        self._inline: InlineRunner | None = None
 
     @classmethod
     def embedded(cls, home: Path | None = None, *, settings: Settings | None = None) -> Self:
@@ -168,6 +180,8 @@ class Engine:
         on_closed: str | Handler[Any, Any] | None = None,
         permanent: tuple[type[BaseException], ...] = (),
         transient: tuple[type[BaseException], ...] = (),
+        limit: int | None = None,
+        limit_per_partition: int | None = None,
         **options: Unpack[Options],
     ) -> _Register: ...
 
@@ -194,10 +208,11 @@ class Engine:
             on_closed: the kind of the follow-up job that is enqueued, exactly once, when a job of
                 this kind closes.
             permanent, transient: exceptions to be judged so, before the table in `fanout.failures`.
+            limit: how many of its jobs run at once, over all pods, until `fanout limit set` says
+                otherwise.
+            limit_per_partition: and how many of one partition.
             options: defaults of batches of this kind, see `Options`.
 
-        limit: int | None = None,
-        limit_per_partition: int | None = None,
         Raises:
             ConfigurationError: the name cannot be a kind or is taken, or the function is not a
                 handler.
@@ -209,14 +224,13 @@ class Engine:
                 self.settings,
                 name=name,
                 timeout=timeout,
-            limit: how many of its jobs run at once, over all pods, until `fanout limit set` says
-                otherwise.
-            limit_per_partition: and how many of one partition.
                 max_retries=max_retries,
                 on_closed=on_closed,
                 permanent=permanent,
                 transient=transient,
                 options=options,
+                limit=limit,
+                limit_per_partition=limit_per_partition,
             )
             if handler.name in self.handlers:
                 raise ConfigurationError(
@@ -230,8 +244,6 @@ class Engine:
         return register if function is None else register(function)
 
     # -- schedules --------------------------------------------------------------------------------
-                limit=limit,
-                limit_per_partition=limit_per_partition,
 
     def cron(
         self,
@@ -331,6 +343,13 @@ class Engine:
         """The schedules in the database: list, add, pause, resume, remove, run."""
         return Schedules(self.store)
 
+    # -- limits -----------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """What may run at once, and how often, over all pods: list, get, set, reset."""
+        return Limits(self.store)
+
     # -- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -344,13 +363,6 @@ class Engine:
         """
         async with self._alone():
             if self._store is not None:
-    # -- limits -----------------------------------------------------------------------------------
-
-    @property
-    def limits(self) -> Limits:
-        """What may run at once, and how often, over all pods: list, get, set, reset."""
-        return Limits(self.store)
-
                 return
             if self._is_embedded:
                 self._server = await asyncio.to_thread(acquire, self._embedded_home)
@@ -387,8 +399,10 @@ class Engine:
     async def stop(self) -> None:
         """Stop this engine's workers, then disconnect. Again is fine."""
         async with self._alone():
-            await asyncio.gather(*(worker.stop() for worker in self._workers))
+            inline = [] if self._inline is None else [self._inline]
+            await asyncio.gather(*(worker.stop() for worker in [*self._workers, *inline]))
             self._workers.clear()
+            self._inline = None
             await self._close()
 
     async def _close(self) -> None:
@@ -450,20 +464,8 @@ class Engine:
             exit_when_stuck: end the process when a handler blocks the event loop beyond its
                 timeout.
         """
-        store = self.store
-        if name:
-            checked_text(name, "name", 255)
-        assert self._installation_id is not None  # noqa: S101 - set together with the store
-        assert self._waker is not None  # noqa: S101 - set together with the store
-        assert self._events is not None  # noqa: S101 - set together with the store
-        worker = Worker(
-            store,
-            self.settings,
-            self._dsn,
-            self.handlers,
-            self._installation_id,
-            self._waker,
-            self._events,
+        worker = self._made(
+            Worker,
             concurrency=concurrency,
             name=name,
             exit_when_stuck=exit_when_stuck,
@@ -472,6 +474,25 @@ class Engine:
         self._workers = [one for one in self._workers if not one.is_stopped]
         self._workers.append(worker)
         return worker
+
+    def _made(self, what: type[W], *, name: str | None, **options: Any) -> W:
+        store = self.store
+        if name:
+            checked_text(name, "name", 255)
+        assert self._installation_id is not None  # noqa: S101 - set together with the store
+        assert self._waker is not None  # noqa: S101 - set together with the store
+        assert self._events is not None  # noqa: S101 - set together with the store
+        return what(
+            store,
+            self.settings,
+            self._dsn,
+            self.handlers,
+            self._installation_id,
+            self._waker,
+            self._events,
+            name=name,
+            **options,
+        )
 
     @property
     def local_workers(self) -> list[Worker]:
@@ -555,6 +576,113 @@ class Engine:
             }:
                 self.wake(kind)
         return [self._handle(done.id, created=done.created) for done in submitted]
+
+    async def run(
+        self,
+        target: Handler[P, R] | str,
+        documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Document | tuple[str, Any]],
+        *,
+        inline_below: int = 50,
+        name: str = "fanout_run",
+        key: str | None = None,
+        priority: int | None = None,
+        max_retries: int | None = None,
+        on_closed: str | None = None,
+        tenant: str = "",
+        **options: Unpack[Options],
+    ) -> JobHandle:
+        """One batch without a manager of your own: a child of `target` for each document.
+
+        A small one, of work that takes seconds, is run in this process, at once, and this returns
+        when it is closed; a large one is queued, and this returns when that is committed. The
+        handler, the rows, counters, events, retries, limits and the follow-up are the same, and
+        nobody ever sees half a batch. Cancelled, this lets go of what runs here, at no cost, and
+        workers go on with it; so they do when this process dies.
+
+        Args:
+            target: a handler, or the kind of one. One that is served elsewhere is always queued.
+            documents: a list or an (async) iterator of `Document`s or (key, payload) pairs; all
+                are read, and then the batch is made.
+            inline_below: fewer documents than this are run here; 0: none ever.
+            name: the kind of the batch itself.
+            key: idempotency key, of the same documents in any order. One that runs already is
+                joined.
+            max_retries: of the children; default: the handler's.
+            priority, on_closed, tenant, options: of the batch, as of `submit`.
+
+        Raises:
+            UsageError: names the field, or the document, and the remedy; nothing was submitted.
+            IdempotencyConflict: the key belongs to a job with other content.
+            DatabaseUnavailable: the batch was made whole, or not at all; with a key, call again.
+        """
+        handler = target if isinstance(target, Handler) else self.handlers.get(target)
+        kind = handler.name if handler is not None else check_kind(target)
+        check_max_retries(max_retries)
+        if name in self.handlers:
+            raise UsageError(
+                "name", f"{name!r} is a handler's", "Give the batch a name of its own, or none"
+            )
+        selection = Selection(handler, self.settings)
+        try:
+            await selection.read(documents)
+            job = self._checked(
+                Request(
+                    name,
+                    {"kind": kind, "documents": selection.count, "sha256": selection.digest},
+                    key=key,
+                    priority=priority,
+                    on_closed=on_closed,
+                    tenant=tenant,
+                    **options,
+                )
+            )
+            if handler is not None and selection.count < inline_below:
+                return await self._run_inline(job, selection, handler, max_retries)
+            opened = await open_batch(
+                self.store,
+                job,
+                selection,
+                kind=kind,
+                max_retries=max_retries
+                if max_retries is not None or handler is None
+                else handler.max_retries,
+                on_closed=None if handler is None else handler.on_closed,
+                token=uuid4(),
+                lease_seconds=self.settings.lease,
+            )
+        finally:
+            selection.close()
+        for woken in {kind, *(one for counted in opened.counted for one in counted.follow_ups)}:
+            self.wake(woken)
+        return self._handle(opened.id, created=opened.created)
+
+    async def _run_inline(
+        self,
+        job: NewJob,
+        selection: Selection,
+        handler: Handler[Any, Any],
+        max_retries: int | None,
+    ) -> JobHandle:
+        runner = await self._runner(handler)
+        retries = handler.max_retries if max_retries is None else max_retries
+        opened, batch = await runner.begin(job, selection, handler, retries)
+        handle = self._handle(opened.id, created=opened.created)
+        await runner.wait(handle, batch)
+        return handle
+
+    async def _runner(self, handler: Handler[Any, Any]) -> InlineRunner:
+        """What runs small batches, one of these an engine, from the first one on."""
+        async with self._alone():
+            handlers = {**self.handlers, handler.name: handler}
+            if self._inline is not None and not self._inline.is_usable:
+                self._workers.append(self._inline)  # to be stopped, and seen as failed
+                self._inline = None
+            if self._inline is None:
+                name = f"{socket.gethostname()}-{os.getpid()} inline"
+                self._inline = self._made(InlineRunner, name=name)
+            self._inline.serve(handlers)
+            await self._inline.start()
+            return self._inline
 
     def _checked(self, request: Request) -> NewJob:
         handler = (

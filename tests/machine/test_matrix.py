@@ -226,6 +226,20 @@ async def _claim_alone(store: Store, _conn: asyncpg.Connection, s: Subject) -> N
     assert claim is None or (claim.id, claim.attempt, claim.deaths) == (s.id, MY_ATTEMPT + 1, 1)
 
 
+async def _claim_new(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    assert await store.rows("claim_new", s.id, OTHER, timedelta(seconds=LEASE)) == []
+
+
+async def _claim_children(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    claims = await store.claim_children([s.parent or 0], ["subject"], 10, OTHER, LEASE)
+    assert [(c.id, c.attempt) for c in claims] in ([], [(s.id, MY_ATTEMPT + 1)])
+
+
+async def _claim_children_alone(store: Store, _conn: asyncpg.Connection, s: Subject) -> None:
+    claims = await store.claim_children([s.parent or 0], ["subject"], 1, OTHER, LEASE, alone=True)
+    assert [(c.id, c.attempt) for c in claims] in ([], [(s.id, MY_ATTEMPT + 1)])
+
+
 async def _heartbeat(_store: Store, conn: asyncpg.Connection, s: Subject) -> None:
     lease = timedelta(seconds=LEASE)
     rows = await conn.fetch(load_statements()["heartbeat"], [s.id], [MY_ATTEMPT], ME, lease)
@@ -480,6 +494,14 @@ def _claimed_alone(s: Subject) -> Status | None:
     return PROCESSING if s.state.name == "pending, to run alone" else None
 
 
+def _claimed_child(s: Subject) -> Status | None:
+    return _claimed(s) if s.parent else None
+
+
+def _claimed_child_alone(s: Subject) -> Status | None:
+    return _claimed_alone(s) if s.parent else None
+
+
 def _mine(s: Subject) -> Status | None:
     return PROCESSING if s.is_mine else None
 
@@ -590,7 +612,17 @@ CASES: Final = (
     Case("submit", _submit, _nobody, "the same again"),
     Case("submit", _submit_other, _nobody, "other content under the key"),
     Case("claim", _claim, _claimed),
+    Case("claim", _claim, _nobody, "under a limit", _limit),
+    Case("claim", _claim, _nobody, "of a partition", _partition),
+    Case("claim_limited", _claim_limited, _nobody, "of a kind without a limit"),
+    Case("claim_limited", _claim_limited, _claimed, "of a kind with one", _limit),
+    Case("claim_limited", _claim_limited, _claimed, "of a partition", _partition),
     Case("claim_alone", _claim_alone, _claimed_alone),
+    Case("claim_alone", _claim_alone, _claimed_alone, "of a partition", _partition),
+    Case("claim_new", _claim_new, _nobody, "of a job that was tried"),
+    Case("claim_children", _claim_children, _claimed_child),
+    Case("claim_children", _claim_children, _claimed_child, "under a limit", _limit),
+    Case("claim_children", _claim_children_alone, _claimed_child_alone, "to run alone"),
     Case("heartbeat", _heartbeat, _mine),
     Case("heartbeat_manager", _heartbeat_manager, _mine),
     Case("save_checkpoint", _save_checkpoint, _mine),
@@ -612,11 +644,6 @@ CASES: Final = (
     Case("recount", _recount, _nobody, "counters right"),
     Case("recount", _recount_drifted, _mended, "counters drifted", _drift),
     Case("give_up", _give_up, _given_up, prepare=_let_idle),
-    Case("claim", _claim, _nobody, "under a limit", _limit),
-    Case("claim", _claim, _nobody, "of a partition", _partition),
-    Case("claim_limited", _claim_limited, _nobody, "of a kind without a limit"),
-    Case("claim_limited", _claim_limited, _claimed, "of a kind with one", _limit),
-    Case("claim_limited", _claim_limited, _claimed, "of a partition", _partition),
     Case("retry_failed", _retry_failed, _retried_in_batch),
     Case("retry_job", _retry_job, _retried),
     Case("reopen", _reopen, _reopened),
