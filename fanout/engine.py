@@ -506,7 +506,13 @@ class Engine:
             for kind in counted.follow_ups:
                 self.wake(kind)
 
-        return Sweeper(self.store, self.settings, on_counted=wake, on_ended=self._tell_ended)
+        return Sweeper(
+            self.store,
+            self.settings,
+            on_counted=wake,
+            on_ended=self._tell_ended,
+            on_resumed=self.wake,
+        )
 
     # -- submitting -------------------------------------------------------------------------------
 

@@ -130,6 +130,8 @@ def _facts(row: JobRow, progress: Progress) -> list[tuple[str, object]]:
         ("follows", row.follows_id),
         ("on closed", row.on_closed),
         ("priority", row.priority),
+        ("at once", row.concurrency),
+        ("deadline", stamp(row.deadline)),
         ("created", stamp(row.created_at)),
         ("due", stamp(row.run_at) if row.status is Status.PENDING else None),
         ("claimed", stamp(row.claimed_at)),

@@ -72,7 +72,16 @@ GROUPS: dict[str, dict[str, Callable[..., int | None]]] = {
         "workers": fleet.workers,
         "stuck": fleet.stuck,
     },
-    "Steer": {"retry": steer.retry, "cancel": steer.cancel, "sweep": steer.sweep},
+    "Steer": {
+        "pause": steer.pause,
+        "resume": steer.resume,
+        "priority": steer.priority,
+        "concurrency": steer.concurrency,
+        "add": steer.add,
+        "retry": steer.retry,
+        "cancel": steer.cancel,
+        "sweep": steer.sweep,
+    },
     "Look inside": {
         "sql": statements.sql,
         "explain": statements.explain,

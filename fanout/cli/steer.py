@@ -1,23 +1,188 @@
-"""`retry`, `cancel` and `sweep`: what changes jobs by hand."""
+"""`pause`, `resume`, `priority`, `concurrency`, `add`, `retry`, `cancel` and `sweep`: what changes
+jobs by hand.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
+from pydantic_core import from_json
 
 from fanout.engine import Engine
 from fanout.errors import UsageError
-from fanout.values import Progress
+from fanout.handle import JobHandle
+from fanout.values import Dispatched, Document, Progress
 
 from .database import Dsn, Schema, opened
 from .exits import Exit, clean
 from .jobs import JobId
-from .output import console
+from .output import AsJson, console, print_json
 
-__all__ = ["cancel", "retry", "sweep"]
+__all__ = ["add", "cancel", "concurrency", "pause", "priority", "resume", "retry", "sweep"]
+
+LONGEST_LINE_BYTES: Final = 1 << 16
+"""Far above what a document may have: enough to say how much too large it is."""
+DOCUMENT_FIELDS: Final = frozenset(Document.__dataclass_fields__)
+
+
+def pause(job: JobId, dsn: Dsn = None, schema: Schema = None, *, as_json: AsJson = False) -> None:
+    """Start nothing more of a batch, or single job, until it is resumed. What runs goes on."""
+
+    async def hold() -> tuple[bool, Progress]:
+        async with opened(dsn, schema) as engine:
+            handle = engine.handle(job)
+            return await handle.pause(), await handle.progress()
+
+    changed, after = asyncio.run(hold())
+    if as_json:
+        print_json({"id": job, "changed": changed, "paused": after.paused})
+        return
+    running = f"; {after.processing} that run go on to their ends" if after.processing else ""
+    console.print(
+        f"job {job} is paused{running}" if changed else f"job {job} was paused already",
+        markup=False,
+    )
+
+
+def resume(job: JobId, dsn: Dsn = None, schema: Schema = None, *, as_json: AsJson = False) -> None:
+    """Let a paused batch, or single job, go on."""
+
+    async def go_on() -> tuple[bool, Progress]:
+        async with opened(dsn, schema) as engine:
+            handle = engine.handle(job)
+            return await handle.resume(), await handle.progress()
+
+    changed, after = asyncio.run(go_on())
+    if as_json:
+        print_json({"id": job, "changed": changed, "paused": after.paused})
+        return
+    console.print(f"job {job} goes on" if changed else f"job {job} was not paused", markup=False)
+
+
+def priority(
+    job: JobId,
+    value: Annotated[
+        int, typer.Argument(metavar="PRIORITY", min=0, max=9, help="0 (first) to 9 (last).")
+    ],
+    dsn: Dsn = None,
+    schema: Schema = None,
+) -> None:
+    """Give a batch, or single job, and all children that have not ended another priority."""
+
+    async def give() -> None:
+        async with opened(dsn, schema) as engine:
+            await engine.handle(job).set_priority(value)
+
+    asyncio.run(give())
+    console.print(f"job {job} has priority {value}", markup=False)
+
+
+def concurrency(
+    job: JobId,
+    value: Annotated[
+        str,
+        typer.Argument(metavar="COUNT", help="Children that may run at once; none: no limit."),
+    ],
+    dsn: Dsn = None,
+    schema: Schema = None,
+) -> None:
+    """Say how many children of a batch may run at once, over all workers."""
+    count = _count(value)
+
+    async def give() -> None:
+        async with opened(dsn, schema) as engine:
+            await engine.handle(job).set_concurrency(count)
+
+    asyncio.run(give())
+    said = f"at most {count} at once" if count is not None else "as many at once as may"
+    console.print(f"children of job {job} run {said}", markup=False)
+
+
+def _count(text: str) -> int | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            "concurrency", f"{text!r} is not a count", "Give 1 or more, or none"
+        ) from None
+
+
+def add(
+    job: JobId,
+    kind: Annotated[str, typer.Argument(help="The children's kind, as papers_extract.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help='Documents, one JSON object a line: {"key": "a", "payload": …}; - reads stdin.',
+        ),
+    ],
+    dsn: Dsn = None,
+    schema: Schema = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Add documents to a batch while it is open. Those whose keys it has are passed over."""
+
+    async def grow() -> Dispatched:
+        async with opened(dsn, schema) as engine:
+            with _source(file) as lines:
+                return await _grow(engine.handle(job), kind, lines)
+
+    done = asyncio.run(grow())
+    if as_json:
+        print_json({"id": job, "created": done.created, "known": done.known})
+        return
+    known = f"; {done.known} it had already" if done.known else ""
+    console.print(f"added to batch {job}: {done.created}{known}", markup=False)
+
+
+async def _grow(handle: JobHandle, kind: str, lines: BinaryIO) -> Dispatched:
+    return await handle.add(kind, _documents(lines))
+
+
+def _source(file: str) -> AbstractContextManager[BinaryIO]:
+    if file == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise UsageError(
+            "file", f"{file!r} cannot be read: {error.strerror}", "Give a file, or - for stdin"
+        ) from None
+
+
+def _documents(lines: BinaryIO) -> Iterator[Document]:
+    number = 0
+    while line := lines.readline(LONGEST_LINE_BYTES):
+        number += 1
+        if line.strip():
+            yield _document(line, number)
+
+
+def _document(line: bytes, number: int) -> Document:
+    field, remedy = f"line {number}", 'Give an object a line, as {"key": "a", "payload": 1}'
+    if len(line) == LONGEST_LINE_BYTES:
+        raise UsageError(field, f"has {LONGEST_LINE_BYTES:,} bytes or more", remedy)
+    try:
+        value: Any = from_json(line)
+    except ValueError as error:
+        raise UsageError(field, f"is not JSON: {error}", remedy) from None
+    if not isinstance(value, dict) or "key" not in value:
+        raise UsageError(field, "is no object with a key", remedy)
+    if unknown := sorted(set(value) - DOCUMENT_FIELDS):
+        raise UsageError(
+            field, f"has {unknown[0]!r}", f"One of: {', '.join(sorted(DOCUMENT_FIELDS))}"
+        )
+    return Document(**value)
 
 
 def retry(
