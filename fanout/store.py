@@ -65,6 +65,7 @@ class Store:
 
     def __init__(self, pool: Pool, schema: str = "fanout") -> None:
         self._pool = pool
+        self._schema = schema
         self._sql = load_statements(schema)
 
     # -- in ---------------------------------------------------------------------------------------
@@ -111,6 +112,16 @@ class Store:
         async with connection.transaction():
             return await body(connection)
 
+    async def together(self, body: Callable[[Store], Awaitable[T]]) -> T:
+        """Run `body` with a store all of whose statements are one transaction; the whole of it
+        again after a deadlock.
+        """
+
+        async def run(connection: Connection) -> T:
+            return await body(Store(cast("Pool", _OneTransaction(connection)), self._schema))
+
+        return await self._pool.transaction(run)
+
     # -- claims -----------------------------------------------------------------------------------
 
     async def claim(
@@ -141,28 +152,6 @@ class Store:
             token,
             timedelta(seconds=lease_seconds),
             [limit] * len(kinds) if most is None else list(most),
-        )
-
-    async def claim_alone(
-        self, kinds: Sequence[str], token: UUID, lease_seconds: float
-    ) -> Claim | None:
-        """One due job that must run alone and has room under its limits; None: there is none."""
-
-        async def body(connection: Connection) -> list[Any]:
-            await connection.fetch(self._sql["lock_limits"], list(kinds))
-            rows: list[Any] = await connection.fetch(
-                self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
-            )
-            return rows
-
-        rows = await self._pool.transaction(body)
-        return Claim._make(rows[0]) if rows else None
-
-    async def claim_new(self, job_id: int, token: UUID, lease_seconds: float) -> Claim:
-        """Claim a root job that was submitted in this transaction, which nobody else can see."""
-        rows = await self._pool.fetch(
-            self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
-        )
             aged,
             timedelta(seconds=ageing_seconds),
             partitions,
@@ -222,6 +211,28 @@ class Store:
             [Claim._make(row[:CLAIM_COLUMNS]) for row in claimed],
             frozenset(row["id"] for row in claimed if row["partition"] is not None),
             {row["kind"]: row["partition"] for row in rows if row["id"] is None},
+        )
+
+    async def claim_alone(
+        self, kinds: Sequence[str], token: UUID, lease_seconds: float
+    ) -> Claim | None:
+        """One due job that must run alone and has room under its limits; None: there is none."""
+
+        async def body(connection: Connection) -> list[Any]:
+            await connection.fetch(self._sql["lock_limits"], list(kinds))
+            rows: list[Any] = await connection.fetch(
+                self._sql["claim_alone"], list(kinds), token, timedelta(seconds=lease_seconds)
+            )
+            return rows
+
+        rows = await self._pool.transaction(body)
+        return Claim._make(rows[0]) if rows else None
+
+    async def claim_new(self, job_id: int, token: UUID, lease_seconds: float) -> Claim:
+        """Claim a root job that was submitted in this transaction, which nobody else can see."""
+        rows = await self._pool.fetch(
+            self._sql["claim_new"], job_id, token, timedelta(seconds=lease_seconds)
+        )
         return Claim._make(rows[0])
 
     async def claim_children(
@@ -710,6 +721,13 @@ class Store:
         if columns:
             await self._pool.fetch(self._sql["register_kinds"], *columns)
 
+    async def declare_limits(self, limits: Sequence[tuple[str, str | None]]) -> None:
+        """What this program's code says of limits: (name, JSON text or None)."""
+        ordered = sorted(limits)
+        await self._pool.fetch(
+            self._sql["declare_limits"], [n for n, _ in ordered], [code for _, code in ordered]
+        )
+
     async def prune_workers(self) -> None:
         """Forget workers that were lost more than a day ago."""
         await self._pool.fetch(self._sql["prune_workers"])
@@ -718,29 +736,6 @@ class Store:
         """Hint to idle workers. A statement of its own, never beside data."""
         await self._pool.fetch(self._sql["wake"], channel, payload)
 
-    # -- reading ----------------------------------------------------------------------------------
-
-    async def progress(self, job_id: int) -> Progress:
-        """What is true of a job now. Raises JobNotFound."""
-        rows = await self._pool.fetch(self._sql["progress"], job_id)
-        if not rows:
-            raise JobNotFound(job_id)
-        return progress_from(rows[0])
-    async def declare_limits(self, limits: Sequence[tuple[str, str | None]]) -> None:
-        """What this program's code says of limits: (name, JSON text or None)."""
-        ordered = sorted(limits)
-        await self._pool.fetch(
-            self._sql["declare_limits"], [n for n, _ in ordered], [code for _, code in ordered]
-        )
-
-
-    async def progress_many(self, job_ids: Sequence[int]) -> dict[int, Progress]:
-        """The counters of several jobs, without reasons; a job that is not there is missing."""
-        rows = await self._pool.fetch(self._sql["progress_many"], list(job_ids))
-        return {row["id"]: progress_from(row) for row in rows}
-
-    async def job(self, job_id: int, tenant: str | None = None) -> JobRow:
-        """One job, whole; with `tenant`, only if it is that tenant's. Raises JobNotFound."""
     # -- slots of named limits --------------------------------------------------------------------
 
     async def open_limits(self, limits: Sequence[tuple[str, str | None]]) -> None:
@@ -790,6 +785,22 @@ class Store:
             wait_seconds=min(waits, default=None),
         )
 
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def progress(self, job_id: int) -> Progress:
+        """What is true of a job now. Raises JobNotFound."""
+        rows = await self._pool.fetch(self._sql["progress"], job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        return progress_from(rows[0])
+
+    async def progress_many(self, job_ids: Sequence[int]) -> dict[int, Progress]:
+        """The counters of several jobs, without reasons; a job that is not there is missing."""
+        rows = await self._pool.fetch(self._sql["progress_many"], list(job_ids))
+        return {row["id"]: progress_from(row) for row in rows}
+
+    async def job(self, job_id: int, tenant: str | None = None) -> JobRow:
+        """One job, whole; with `tenant`, only if it is that tenant's. Raises JobNotFound."""
         rows = await self._pool.fetch(self._sql["job"], job_id, tenant)
         if not rows:
             raise JobNotFound(job_id)
@@ -825,9 +836,16 @@ class Store:
         return [_summary(row) for row in rows]
 
     async def children(
-        self, job_id: int, status: Status | None, after_key: str | None, limit: int
+        self,
+        job_id: int,
+        status: Status | None,
+        after_key: str | None,
+        limit: int,
+        error: str | None = None,
     ) -> list[Child]:
-        """A page of a batch's children, by document key."""
+        """A page of a batch's children, by document key. `error`: of those that failed, those with
+        exactly this one.
+        """
         if status is Status.FAILED:  # has an index of its own
             rows = await self._pool.fetch(self._sql["failures"], job_id, after_key, limit, error)
         else:
@@ -954,6 +972,25 @@ class Store:
         return result
 
 
+def _columns(width: int, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Rows as columns; `width` empty ones where there is no row."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+class _OneTransaction:
+    """A pool that is one connection, in a transaction that somebody else ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def fetch(self, sql: str, *arguments: object) -> list[Any]:
+        rows: list[Any] = await self._connection.fetch(sql, *arguments)
+        return rows
+
+    async def transaction(self, body: Callable[[Connection], Awaitable[T]]) -> T:
+        return await body(self._connection)
+
+
 def _group(row: Any) -> Group:
     return Group(
         tuple(row["ids"]),
@@ -977,7 +1014,7 @@ def _counted(rows: Sequence[Any]) -> Counted:
 
 
 def _or_empty(values: list[str | None]) -> list[str | None]:
-    """asyncpg looks at every element of an array three times: an empty one says all NULL."""
+    """An empty array for all NULL: asyncpg looks at every element of one three times."""
     return values if any(value is not None for value in values) else []
 
 
