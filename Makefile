@@ -53,5 +53,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e ".[embedded,uvloop,api,demo,dev]"
+		-e ".[embedded,uvloop,api,webhooks,demo,dev]"
 	@touch $@

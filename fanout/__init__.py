@@ -16,6 +16,7 @@ async with engine, engine.worker():
 
 from __future__ import annotations
 
+from .alerts import Alert, AlertKind
 from .engine import Engine, Request
 from .errors import (
     ConfigurationError,
@@ -54,6 +55,8 @@ from .values import (
 from .worker import Worker
 
 __all__ = [
+    "Alert",
+    "AlertKind",
     "Attempt",
     "Child",
     "Closed",

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, Unpack, overload
 from uuid import uuid4
 
+from .alerts import Alert, Hook, alert_of
 from .checks import check_kind, check_limit, check_max_retries, check_priority, check_status
 from .cron import Missed, Schedule, Schedules
 from .embedded import acquire
@@ -30,6 +31,9 @@ from .store import Store
 from .sweeper import Sweeper
 from .values import NewJob
 from .wakeups import Waker
+from .webhooks import KIND as WEBHOOK
+from .webhooks import MAX_RETRIES as WEBHOOK_RETRIES
+from .webhooks import Webhooks, sending
 from .wire import checked_text, encode
 from .worker import Worker
 
@@ -150,6 +154,13 @@ class Engine:
         self._installation_id: UUID | None = None
         self._workers: list[Worker] = []
         self._inline: InlineRunner | None = None
+        self._alert_hooks: list[Hook] = []
+        if self.settings.webhooks:
+            self.job(
+                name=WEBHOOK,
+                max_retries=WEBHOOK_RETRIES,
+                timeout=self.settings.webhook_timeout * 2,
+            )(sending(self.settings, lambda: self.store))
 
     @classmethod
     def embedded(cls, home: Path | None = None, *, settings: Settings | None = None) -> Self:
@@ -350,6 +361,23 @@ class Engine:
         """What may run at once, and how often, over all pods: list, get, set, reset."""
         return Limits(self.store)
 
+    # -- alerts -----------------------------------------------------------------------------------
+
+    def on_alert(self, hook: Hook) -> Hook:
+        """Register a function that is told when an incident begins and when it has ended:
+        `@engine.on_alert`.
+
+        It gets an `Alert`, on one of the workers that have such a hook, once; it may be async, a
+        plain one runs in a thread. What it raises is logged.
+        """
+        self._alert_hooks.append(hook)
+        return hook
+
+    async def alerts(self, *, open_only: bool = False, limit: int = 50) -> list[Alert]:
+        """Incidents, newest first."""
+        rows = await self.store.rows("incidents", open_only, check_limit(limit))
+        return [alert_of(row) for row in rows]
+
     # -- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -447,6 +475,11 @@ class Engine:
             raise DatabaseUnavailable("the engine is not started: `async with engine:`")
         return self._events
 
+    @property
+    def webhooks(self) -> Webhooks:
+        """Where webhooks are sent: add, list, rotate, test. Settings(webhooks=True) sends them."""
+        return Webhooks(self.store, self.settings, self.submit)
+
     def worker(
         self,
         *,
@@ -470,6 +503,7 @@ class Engine:
             name=name,
             exit_when_stuck=exit_when_stuck,
             schedules=list(self.declared.values()),
+            alert_hooks=self._alert_hooks,
         )
         self._workers = [one for one in self._workers if not one.is_stopped]
         self._workers.append(worker)

@@ -84,7 +84,7 @@ def classify(
     if isinstance(error, DatabaseUnavailable):
         return Classified(Blame.INFRASTRUCTURE)
     if isinstance(error, TransientError):
-        return Classified(Blame.TRANSIENT, _seconds(error.retry_after))
+        return Classified(Blame.TRANSIENT, seconds_of(error.retry_after))
     if isinstance(error, _PERMANENT):
         return Classified(Blame.PERMANENT)
     status = _http_status(error)
@@ -140,12 +140,12 @@ def _retry_after(error: BaseException) -> float | None:
             value = get("Retry-After") or get("retry-after")
         except Exception:  # noqa: BLE001 - not headers after all
             value = None
-        if (seconds := _seconds(value)) is not None:
+        if (seconds := seconds_of(value)) is not None:
             return seconds
     return None
 
 
-def _seconds(value: object) -> float | None:
+def seconds_of(value: object) -> float | None:
     """Seconds from now, in either form of Retry-After, or as a handler's author may write it; None:
     not a time.
     """

@@ -51,6 +51,7 @@ class Loop:
         self._logged_at = float("-inf")
         self.failures = 0
         """Errors in a row; 0: the last step went well."""
+        self.last_error = ""
 
     def start(self) -> None:
         """Begin; again is fine."""
@@ -78,6 +79,11 @@ class Loop:
         self._nudged.set()
 
     @property
+    def name(self) -> str:
+        """What it is called in logs."""
+        return self._name
+
+    @property
     def is_running(self) -> bool:
         """Is its task alive?"""
         return self._task is not None and not self._task.done()
@@ -90,6 +96,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - the loop is the backstop: it outlives whatever a step raises
                 self._report(error)
                 self.failures += 1
+                self.last_error = described(error)
                 await asyncio.sleep(
                     random.uniform(0.5, 1)
                     * min(self._longest_pause, 0.1 * 2.0 ** min(self.failures, 10))

@@ -6,6 +6,7 @@ Each has its unit, its reason and an environment variable.
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -13,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .errors import ConfigurationError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "networks_of"]
 
 MAX_PAYLOAD_BYTES: Final = 1024
 """A job row carries ids, not bodies: every version of the row carries it again.
@@ -23,6 +24,11 @@ The table has the same CHECK.
 
 Seconds = Annotated[float, Field(gt=0, le=10 * 366 * 86_400, allow_inf_nan=False)]
 """More than ten years is a mistake, and more than PostgreSQL's intervals are good for."""
+
+
+def networks_of(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    """The networks of `webhook_networks`. Raises ValueError."""
+    return tuple(ip_network(one.strip()) for one in text.split(",") if one.strip())
 
 
 class Settings(BaseSettings):
@@ -145,6 +151,40 @@ class Settings(BaseSettings):
         description="Seconds that closed jobs are kept, their results with them; 0: for ever.",
     )
 
+    alert_interval: Seconds = Field(
+        30, description="Seconds between looks for what is wrong, jittered; two make an incident."
+    )
+    alert_stuck_after: Seconds = Field(
+        900, description="Seconds without a sign of life that make a batch an incident."
+    )
+    alert_no_worker_after: Seconds = Field(
+        120, description="Seconds that jobs are due while no worker serves their kind."
+    )
+    alert_failure_percent: float = Field(
+        20, gt=0, le=100, description="Share of a batch's documents that may fail."
+    )
+    alert_failures: int = Field(
+        10, ge=1, description="Failures below which the share says nothing yet."
+    )
+    alert_queue_percent: float = Field(
+        10, gt=0, le=100, description="Share of PostgreSQL's notification queue that may be used."
+    )
+
+    webhooks: bool = Field(
+        default=False,
+        description="Workers send webhooks: they make connections to addresses of endpoints.",
+    )
+    webhook_timeout: Seconds = Field(
+        20, description="Seconds until an endpoint must have answered, all in all."
+    )
+    webhook_http: bool = Field(
+        default=False, description="Endpoints may have http:// URLs: what is told can be read."
+    )
+    webhook_networks: str = Field(
+        "",
+        description="Private networks that endpoints may be in, as 10.1.0.0/16,fd00:1::/32.",
+    )
+
     max_result_bytes: int = Field(
         1 << 20, ge=2, description="A larger result fails its child, permanently."
     )
@@ -175,6 +215,12 @@ class Settings(BaseSettings):
                 "a schema is lower-case letters, digits and underscores, at most 40, not pg_…"
             )
         return name
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        networks_of(text)
+        return text
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

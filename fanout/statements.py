@@ -23,6 +23,8 @@ FOLDERS: Final = (
     "access",
     "cron",
     "retention",
+    "webhooks",
+    "alerts",
     "limits",
 )
 _SCHEMA_PREFIX: Final = re.compile(r"(?<![\w.])fanout\.")
@@ -52,7 +54,7 @@ def load_statements(schema: str = "fanout") -> Mapping[str, str]:
     }
 
     def spliced(sql: str) -> str:
-        return _INCLUDE.sub(lambda found: texts[f"{found[1]}.inc.sql"].rstrip(), sql)
+        return _INCLUDE.sub(lambda found: spliced(texts[f"{found[1]}.inc.sql"].rstrip()), sql)
 
     return {
         name.removesuffix(".sql"): _in_schema(spliced(sql), schema).strip()

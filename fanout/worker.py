@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
+from .alerts import Alerts
 from .cron import Cron
 from .errors import ConfigurationError
 from .events import event_text
@@ -41,12 +42,14 @@ from .states import Status
 from .sweeper import Sweeper
 from .values import Interrupted, Retry
 from .wakeups import Listener
+from .webhooks import KIND as WEBHOOK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
     from uuid import UUID
 
+    from .alerts import Hook
     from .cron import Schedule
     from .event_store import EventStore
     from .handlers import Handler
@@ -115,6 +118,7 @@ class Worker:
         name: str | None = None,
         exit_when_stuck: bool = False,
         schedules: Sequence[Schedule] = (),
+        alert_hooks: Sequence[Hook] = (),
         on_counted: Callable[[Counted], None] | None = None,
     ) -> None:
         if not handlers:
@@ -187,6 +191,15 @@ class Worker:
         self._schedules = schedules
         self.cron = Cron(store, on_submitted=self._wake_others)
         self.retention = Retention(store, settings)
+        self.alerts = Alerts(
+            store,
+            settings,
+            self.token,
+            self.name,
+            hooks=alert_hooks,
+            failing=self._failing,
+            on_enqueued=partial(self._wake_others, WEBHOOK),
+        )
         self.finisher = Finisher(
             store,
             self.token,
@@ -282,6 +295,7 @@ class Worker:
         self._prunes.start()
         self.cron.start()
         self.retention.start()
+        self.alerts.start()
         self._claims.start()
 
     async def stop(self, grace: float | None = None) -> None:
@@ -319,6 +333,7 @@ class Worker:
         await self._prunes.stop()
         await self.cron.stop()
         await self.retention.stop()
+        await self.alerts.stop()
         # With the database away, one `database_timeout` for all of the rest.
         until = self._loop.time() + self._settings.database_timeout
         await self.finisher.drain(self._settings.database_timeout)
@@ -766,6 +781,11 @@ class Worker:
         while gone == PRUNE_STEP:
             gone = await self._events.prune(self._settings.event_retention, PRUNE_STEP)
             await asyncio.sleep(PRUNE_PAUSE_SECONDS)
+
+    def _failing(self) -> list[tuple[str, int, str]]:
+        """(name, errors in a row, the last one) of the loops that fail now."""
+        loops = (self._claims, self._prunes, self.sweeper.sweeps, self.sweeper.give_ups)
+        return [(one.name, one.failures, one.last_error) for one in loops if one.failures]
 
     def _on_failed(self, claim: Claim, outcome: Failed | Retry) -> None:
         """Tell the watchers, once it is committed."""

@@ -10,6 +10,7 @@ from platform import python_version
 import typer
 
 from . import (
+    alerts,
     api,
     children,
     cron,
@@ -27,6 +28,7 @@ from . import (
     tree,
     up,
     watch,
+    webhooks,
     worker,
 )
 from .exits import EPILOG
@@ -71,6 +73,7 @@ GROUPS: dict[str, dict[str, Callable[..., int | None]]] = {
         "tree": tree.tree,
         "workers": fleet.workers,
         "stuck": fleet.stuck,
+        "alerts": alerts.alerts,
     },
     "Steer": {
         "pause": steer.pause,
@@ -95,4 +98,5 @@ for panel, commands in GROUPS.items():
         program.command(name, rich_help_panel=panel, epilog=EPILOG)(command)
 program.add_typer(cron.cron, name="cron", rich_help_panel="Steer")
 program.add_typer(keys.keys, name="keys", rich_help_panel="Steer")
+program.add_typer(webhooks.webhooks, name="webhooks", rich_help_panel="Steer")
 program.add_typer(limits.limit, name="limit", rich_help_panel="Steer")

@@ -75,7 +75,8 @@ async def test_a_pod_that_is_killed_in_mid_migration_leaves_nothing_half_done(
         await blocker.close()
         report = await migrate(empty_database, settings=quick())
         assert (report.before, report.after) == (0, expected_version())
-        assert await conn.fetchval("SELECT count(*) FROM fanout.migration") == expected_version()
+        landed = await conn.fetchval("SELECT count(*) FROM fanout.migration")
+        assert landed == len(load_migrations())
     finally:
         await conn.close()
 

@@ -123,6 +123,25 @@ async def test_a_retry_closes_again_and_is_followed_again(
     await assert_true_to_its_children(conn)
 
 
+async def test_a_follow_up_has_the_options_of_its_kind(engine: Engine) -> None:
+    """As one that was submitted: here the failures that end it."""
+
+    @engine.job
+    async def torn(job: Job[None]) -> None:
+        raise PermanentError("torn")
+
+    @engine.job(fail_after=1, deadline=3600)
+    async def strict(job: Job[Closed]) -> None:
+        await job.fan_out(torn, [("a", None)])
+
+    @engine.job(on_closed=strict)
+    async def batch(job: Job[None]) -> None: ...
+
+    async with running(engine):
+        tree = await whole(await engine.submit(batch))
+    assert [node.outcome for node in tree.nodes] == ["completed", "failed"]
+
+
 async def test_a_cancel_in_the_middle_ends_that_batch_and_no_other(
     engine: Engine, conn: asyncpg.Connection
 ) -> None:

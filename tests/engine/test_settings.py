@@ -28,6 +28,8 @@ def another(name: str) -> Any:
         return not default
     if name == "heartbeat":
         return 1.0
+    if name == "webhook_networks":
+        return "10.0.0.0/8"
     return 0.5 if name == "backoff_jitter" else default + 1
 
 
