@@ -56,9 +56,7 @@ async def execute(
         if held.stop is Stop.LOST:
             return None
         if not held.timed_out:
-            return Completed(
-                handler.encode_result(value, settings.max_result_bytes), added_by(job)
-            )
+            return Completed(handler.encode_result(value, settings.max_result_bytes), added_by(job))
         # It caught its cancellation, and came back late.
         error: BaseException = TimeoutError()
     except asyncio.CancelledError:

@@ -85,8 +85,6 @@ class Runtime:
         if held := self.held.get(claim.id):
             held.fans_out = True
 
-    def snapshot(
-        self, document: Document, handler: Handler[Any, Any] | None
-    ) -> Snapshot:
+    def snapshot(self, document: Document, handler: Handler[Any, Any] | None) -> Snapshot:
         """A document, checked. Raises UsageError, naming it."""
         return snapshot(document, handler, MAX_PAYLOAD_BYTES, self.settings.max_error_bytes)

@@ -471,6 +471,11 @@ class Store:
             for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)
         ]
 
+    async def aggregates_to_judge(self, limit: int, after_id: int = 0) -> list[int]:
+        """Open batches that a sweep counts, which have limits."""
+        rows = await self._pool.fetch(self._sql["aggregates_to_judge"], limit, after_id)
+        return [row["id"] for row in rows]
+
     async def recount(self, job_id: int) -> Counted:
         """Mend the counters of an open job from its children. Nothing moved: they were right."""
 
@@ -617,10 +622,10 @@ class Store:
                 state = f"has closed ({locked['status']})" if locked["closed"] else "is being ended"
                 raise Refused(job_id, f"it {state}, and only an open batch takes more documents")
             [row] = [row for row in rows if row["what"] == "born"]
-            return (locked["status"], row), await self._with_cascade(connection, rows)
+            return row, await self._with_cascade(connection, rows)
 
-        (before, row), counted = await self._pool.transaction(body)
-        if counted.groups[0].status != before:
+        row, counted = await self._pool.transaction(body)
+        if row["ended"]:
             on_counted(counted)
             raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
         born, total = row["ids"]

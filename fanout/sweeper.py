@@ -222,9 +222,13 @@ class Sweeper:
                 return
 
     async def close_complete(self) -> None:
-        """Recount, and so close, waiting jobs that have no open child."""
+        """Recount, and so close, waiting jobs that have no open child; count those batches whose
+        limits nobody else can judge (closing "aggregate").
+        """
         async for job_id in _pages(self._store.incomplete_without_open):
             await self._one(job_id, self.recount)
+        async for job_id in _pages(self._store.aggregates_to_judge):
+            await self._one(job_id, self._judge)
 
     async def recount(self, job_id: int) -> None:
         """Mend one job's counters, and say so: it should never be needed. Count those of one whose
@@ -240,6 +244,13 @@ class Sweeper:
             )
         if counted.moved:
             self._on_counted(counted)
+
+    async def _judge(self, job_id: int) -> None:
+        counted = await self._store.recount(job_id)
+        if any(job.status.is_terminal for job in counted.moved):
+            self._on_counted(counted)
+        elif counted.moved:
+            await self.end_children(job_id)  # of one that has failed; of any other it ends nothing
 
     async def give_up(self) -> None:
         """Mend, then give up, batches without a sign of life; forget workers that were lost a day

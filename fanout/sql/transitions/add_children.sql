@@ -1,6 +1,7 @@
 -- A chunk of children for a batch that is open, from outside any handler: as fan_out, without a claim.
 -- $1 parent id, $2 document keys (ascending), $3 payloads, $4 errors (NULL: not gone), $5 kind, $6 max retries, $7 priority,
--- $8 on_closed, $9 partitions; as in fan_out, as is the row 'born', whose `on_closed` is the reason if the batch failed by it.
+-- $8 on_closed, $9 partitions; as in fan_out, as is the row 'born', which
+-- says whether the batch `ended` by it, with the reason in `on_closed`.
 -- MUST be the second statement of the transaction that took lock_job: a close that was on its way has happened by then, and
 -- one that comes waits, and finds the total raised.   No row: it has closed, or is being ended; nothing was inserted.
 WITH asked AS (
@@ -15,4 +16,4 @@ mine AS (
 -- include grown
 -- include tail
  UNION ALL
-SELECT 'born', ARRAY[born, total]::bigint[], NULL, depth, status, NULL, reason, paused, NULL FROM c
+SELECT 'born', ARRAY[born, total]::bigint[], NULL, depth, status, failure IS NOT NULL, failure, paused, NULL FROM c

@@ -27,7 +27,7 @@ c AS (
                               THEN clock_timestamp() END
       FROM lc WHERE p.id = lc.id
  RETURNING p.id, p.parent_id, p.depth, p.kind, p.status, p.finished_at, p.generation, p.on_closed, p.webhook, p.priority,
-           p.total, p.completed, p.failed, p.cancelled, p.sums, p.told_sums, p.paused, p.reason, lc.born),
+           p.total, p.completed, p.failed, p.cancelled, p.sums, p.told_sums, p.paused, lc.born, lc.failure),
 kept AS (   -- the manager was still dispatching
     INSERT INTO fanout.attempt (job_id, attempt, started_at, worker_id, outcome, error)
     SELECT id, attempt, claimed_at, claim_token, 'cancelled', failure
