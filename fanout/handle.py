@@ -17,7 +17,7 @@ from .checks import (
     check_priority,
     check_status,
 )
-from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused
+from .errors import DatabaseUnavailable, JobFailed, JobNotFound, Refused, UsageError
 from .following import follow
 from .handlers import Handler
 from .job import chunks, snapshot
@@ -174,14 +174,29 @@ class JobHandle:
         return row.result
 
     async def children_page(
-        self, *, status: Status | str | None = None, after_key: str | None = None, limit: int = 100
+        self,
+        *,
+        status: Status | str | None = None,
+        error: str | None = None,
+        after_key: str | None = None,
+        limit: int = 100,
     ) -> list[Child]:
-        """A page of children by document key; the next one begins after the last one's key."""
+        """A page of children by document key; the next one begins after the last one's key.
+
+        `error`: those that failed with exactly this one.
+
+        Raises:
+            UsageError: an error is asked for together with another status than failed.
+        """
         if after_key is not None:
             checked_text(after_key, "after_key", 512)
-        return await self._store.children(
-            self.id, check_status(status), after_key, check_limit(limit)
-        )
+        known = check_status(status)
+        if error is not None:
+            checked_text(error, "error", 1 << 20)
+            if known not in (None, Status.FAILED):
+                raise UsageError("error", f"is asked for with status {known}", "Leave status out")
+            known = Status.FAILED
+        return await self._store.children(self.id, known, after_key, check_limit(limit), error)
 
     async def children(self, *, status: Status | str | None = None) -> AsyncIterator[Child]:
         """All children by document key, a page at a time in memory."""
