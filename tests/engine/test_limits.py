@@ -5,14 +5,19 @@ changed while running, and never leaked.
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import time
 from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
-from fanout import Document, Engine, Job, Request, Status, UsageError
+from fanout import Document, Engine, Job, Request, Settings, Status, UsageError, pool
+from fanout.statements import load_statements
 from fanout.store import Store
 from fanout.values import SlotKey
 from tests import factories
@@ -708,3 +713,104 @@ async def test_documents_may_have_partitions_of_their_own(database: str) -> None
 
     async with running(engine):
         assert (await closed(await engine.submit(batch))).completed == 2
+
+
+# -- what is random, and what it costs -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_comes_and_goes_no_slot_is_idle_and_none_too_many(
+    seed: int, database: str, conn: asyncpg.Connection
+) -> None:
+    """Jobs ask, leave, lose their claims, and the limit changes, at random: each time as many have
+    slots as may, unless nobody waits; and never one more than before if it is full.
+    """
+    chance = random.Random(seed)
+    most, per_partition = 3, 2
+    await limit(conn, "parser", f'{{"concurrency": {most}, "per_partition": {per_partition}}}')
+    inside: dict[SlotKey, str] = {}
+    waiting: dict[SlotKey, str] = {}
+    async with a_store(database) as store:
+        for _ in range(60):
+            left: list[SlotKey] = []
+            match chance.choice(["ask", "ask", "leave", "lose", "change"]):
+                case "ask":
+                    partition = chance.choice("abc")
+                    job_id = await insert_job(conn, Status.PROCESSING, partition=partition)
+                    waiting[SlotKey("parser", job_id, 1, 0)] = partition
+                case "leave" if inside:
+                    left = [chance.choice(list(inside))]
+                    del inside[left[0]]
+                case "lose" if inside or waiting:
+                    key = chance.choice([*inside, *waiting])
+                    await store.release([(await factories.claim_of(conn, key.job_id), None)], ME)
+                    inside.pop(key, None)
+                    waiting.pop(key, None)
+                case "change":
+                    most, per_partition = chance.randint(0, 5), chance.randint(1, 3)
+                    bounds = f'{{"concurrency": {most}, "per_partition": {per_partition}}}'
+                    await limit(conn, "parser", bounds)
+                case _:
+                    pass
+            settled = await store.settle_slots(
+                ME, asked=[(key, 1) for key in waiting] or [], left=left, corrected={"parser": 0}
+            )
+            given = {key: partition for key, partition in waiting.items() if key in settled.granted}
+            assert len(given) <= max(0, most - len(inside))
+            inside |= given
+            waiting = {key: p for key, p in waiting.items() if key not in given}
+            assert set(settled.granted) == set(inside)
+            assert set(settled.waiting) == set(waiting)
+            of = Counter(inside.values())
+            assert all(of[p] <= per_partition or p not in given.values() for p in of)
+            room = [p for p in waiting.values() if of[p] < per_partition]
+            assert not room or len(inside) >= most
+
+
+async def test_claims_walk_indexes_however_many_have_ended(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """No statement here reads the table: the plan names indexes, and few rows."""
+    await conn.execute(
+        """INSERT INTO fanout.job (kind, status, finished_at)
+           SELECT 'leaf', 'completed', clock_timestamp() FROM generate_series(1, 5000)"""
+    )
+    await conn.execute(
+        """INSERT INTO fanout.job (kind, partition)
+           SELECT 'leaf', 'p' || n % 20 FROM generate_series(1, 2000) n"""
+    )
+    await conn.execute("INSERT INTO fanout.job (kind) SELECT 'leaf' FROM generate_series(1, 2000)")
+    await limit(conn, "kind:leaf", '{"concurrency": 7}')
+    await conn.execute("ANALYZE fanout.job")
+    session = await pool.connect(database, Settings(database_timeout=20), "plans")
+    try:
+        wanted = (["leaf"] * 10, list(range(10)), [LONG_AGO] * 10)
+        lease, minute = timedelta(seconds=LEASE), timedelta(seconds=60)
+        calls: dict[str, tuple[object, ...]] = {
+            "claim": (*wanted, 10, ME, lease, [10] * 10, 1, minute, True),
+            "claim_limited": (
+                *(*wanted, 10, ME, lease),
+                *(["leaf"], [0], [""], ["leaf"], 10, 1, minute),
+            ),
+        }
+        for name, arguments in calls.items():
+            sql = f"EXPLAIN (ANALYZE, FORMAT JSON) {load_statements()[name]}"
+            [plan] = json.loads(await session.fetchval(sql, *arguments))
+            scans = list(_scans(plan["Plan"]))
+            assert scans
+            for scan in scans:
+                assert "Index" in scan["Node Type"] or "Bitmap" in scan["Node Type"], scan
+                assert scan["Actual Rows"] * scan["Actual Loops"] <= 500, scan
+        assert (
+            await conn.fetchval("SELECT count(*) FROM fanout.job WHERE status = 'processing'") == 7
+        )
+    finally:
+        session.terminate()
+
+
+def _scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The nodes that read the table of jobs."""
+    if plan.get("Relation Name") == "job" and plan["Node Type"] != "ModifyTable":
+        yield plan
+    for inner in plan.get("Plans", ()):
+        yield from _scans(inner)

@@ -76,14 +76,19 @@ candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of eac
 aged AS (
     SELECT c.*, $12::int > 0 AND c.priority > 0 AND c.run_at <= statement_timestamp() - c.priority * $13::interval AS is_aged
       FROM candidate c),
+of_batches AS MATERIALIZED (   -- limits of batches, looked up once each
+    SELECT (SELECT jsonb_object_agg(id, n) FROM batch) AS used,
+           (SELECT jsonb_object_agg(p.id, p.concurrency)
+              FROM (SELECT DISTINCT parent_id FROM candidate WHERE parent_id IS NOT NULL) AS c
+              JOIN fanout.job p ON p.id = c.parent_id AND p.concurrency IS NOT NULL) AS most),
 in_batch AS (
-    SELECT c.*, p.concurrency AS batch_most,
+    SELECT c.*, (b.most ->> c.parent_id::text)::int AS batch_most,
            row_number() OVER (PARTITION BY c.parent_id ORDER BY c.is_first DESC, c.priority, c.run_at, c.id)
-             + COALESCE(((SELECT jsonb_object_agg(id, n) FROM batch) ->> c.parent_id::text)::int, 0) AS of_batch
+             + COALESCE((b.used ->> c.parent_id::text)::int, 0) AS of_batch
       FROM (SELECT a.*, a.is_aged AND $12 >= row_number() OVER (PARTITION BY a.kind, a.is_aged ORDER BY a.run_at, a.id)
                         AS is_first
               FROM aged a) AS c
-      LEFT JOIN fanout.job p ON p.id = c.parent_id),
+     CROSS JOIN of_batches b),
 in_partition AS (
     SELECT c.*,
            row_number() OVER (PARTITION BY c.kind, c.partition ORDER BY c.is_first DESC, c.priority, c.run_at, c.id)
