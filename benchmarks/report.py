@@ -19,6 +19,7 @@ BARS: Final[tuple[tuple[str, str, Callable[[float], bool]], ...]] = (
     ("pickup_latency_ms.p50", "≤ 6", lambda value: value <= 6),
     ("large_to_standard", "≥ 0.8", lambda value: value >= 0.8),
     ("many_to_standard", "≥ 0.5", lambda value: value >= 0.5),
+    ("limited_to_unlimited", "≥ 0.6", lambda value: value >= 0.6),
     ("ratio_to_nchan", "≥ 0.6", lambda value: value >= 0.6),
     ("burst_to_nchan", "> 1", lambda value: value > 1),
     ("many_p99_ms", "≤ 250", lambda value: value <= 250),

@@ -1,4 +1,4 @@
-"""What a limit costs that does not bind: one batch, with and without one on the kind of its children.
+"""What a limit costs that does not bind: a batch, with and without one on its children's kind.
 
 In turn, a round each, every time in a fresh database with fresh processes. Claims of a kind with a
 limit are made one at a time over all workers, and count what runs.
