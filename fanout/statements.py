@@ -25,6 +25,7 @@ FOLDERS: Final = (
     "retention",
     "webhooks",
     "alerts",
+    "testing",
     "limits",
 )
 _SCHEMA_PREFIX: Final = re.compile(r"(?<![\w.])fanout\.")

@@ -98,7 +98,7 @@ async def what_there_is(conn: asyncpg.Connection, handle: JobHandle) -> dict[str
     keys = {row["id"]: row["document_key"] for row in await conn.fetch(
         "SELECT id, document_key FROM fanout.job WHERE parent_id = $1", handle.id)}  # fmt: skip
     events = sorted([
-        json.dumps([one.type, keys.get(one.data.get("job")), one.data.get("text"),
+        json.dumps([one.type, keys.get(one.data.get("job")), one.data.get("message"),
                     one.data.get("attempt"), one.data.get("error_type")])
         async for one in handle.events()
     ])  # fmt: skip
