@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -22,11 +23,13 @@ from .problems import BadBody, NotHere, WrongMediaType
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["body_of", "check_media_type", "job_id_of", "number_of", "query_of"]
+__all__ = ["NAME", "body_of", "check_media_type", "job_id_of", "name_of", "number_of", "query_of"]
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_ID_DIGITS: Final = 16
+NAME: Final = re.compile(r"(kind:)?[A-Za-z][A-Za-z0-9_]{0,62}")
+"""Of a limit, which may be a kind's, or of a schedule."""
 SEE: Final = "See /openapi.json"
 MAX_SHOWN: Final = 80
 
@@ -152,6 +155,14 @@ def number_of(request: Request, name: str) -> int:
     """A number of the path. Raises NotHere for what cannot be one."""
     text: str = request.path_params[name]
     return positive(text)
+
+
+def name_of(request: Request) -> str:
+    """The name in the path. Raises NotHere for what cannot be one."""
+    name: str = request.path_params["name"]
+    if not NAME.fullmatch(name):
+        raise NotHere("what stands there is not a name of ours")
+    return name
 
 
 def positive(text: str) -> int:

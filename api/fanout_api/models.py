@@ -19,6 +19,10 @@ __all__ = [
     "About",
     "AddBody",
     "Added",
+    "AlertView",
+    "Alerts",
+    "AlertsFilter",
+    "Attempts",
     "Bucket",
     "CancelBody",
     "Cancelled",
@@ -53,6 +57,8 @@ __all__ = [
 MAX_ID: Final = 2**53 - 1
 """What every JSON parser reads exactly."""
 KIND: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
+PERCENT: Final = r"^[0-9]{1,3}(\.[0-9]{1,6})? ?%$"
+SUM: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
 TEN_YEARS: Final = 10 * 366 * 86_400
 MAX_KEYS: Final = 1000
 
@@ -108,6 +114,7 @@ class ProgressView(Answer):
     generation: int
     waits_for: list[str] = Field(description="Why nothing moves, in sentences.")
     paused: bool = Field(description="Nothing more of it starts until it is resumed.")
+    sums: dict[str, float] | None = Field(description="What it and its children added up.")
     reason: str | None
 
 
@@ -142,6 +149,13 @@ class JobView(Answer):
     paused: bool = Field(description="Nothing more of it starts until it is resumed.")
     concurrency: int | None = Field(description="Children that may run at once; null: any number.")
     deadline: datetime | None = Field(description="What is open then ends as failed.")
+    closing: str | None = Field(description="aggregate: a sweep counts its children.")
+    fail_after: int | None = Field(description="So many failed children end it as failed.")
+    fail_after_percent: float | None = Field(description="Such a share of total does.")
+    sums: dict[str, float] | None = Field(description="What it and its children added up.")
+    budget: dict[str, float] | None = Field(
+        description="The sums that end it as failed when they are reached."
+    )
     payload: Any
     result: Any
     run_at: datetime
@@ -209,6 +223,46 @@ class SubmitBody(Asked):
     on_closed: Annotated[str, Field(pattern=KIND)] | None = Field(
         None, description="The kind of its follow-up job."
     )
+    partition: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="Whose share of a limit it uses, a customer's for example."
+    )
+    closing: Literal["count", "aggregate"] | None = Field(
+        None,
+        description="count: the last child closes the batch, at once. aggregate: a sweep counts "
+        "its children, every 10 s.",
+    )
+    concurrency: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="Children that may run at once, over all workers."
+    )
+    fail_after: (
+        Annotated[int, Field(ge=1, lt=2**31)] | Annotated[str, Field(pattern=PERCENT)] | None
+    ) = Field(
+        None,
+        description="So many failed children, or such a share of all, like 5 %, end the batch as "
+        "failed.",
+        examples=[20, "5 %"],
+    )
+    deadline: AwareDatetime | None = Field(
+        None, description="What is open then ends as failed. Instead: deadline_seconds from now."
+    )
+    deadline_seconds: Annotated[float, Field(gt=0, le=TEN_YEARS, allow_inf_nan=False)] | None = None
+    budget: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=SUM)],
+                Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)],
+            ],
+            Field(min_length=1, max_length=8),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="What its handlers may add up: a batch that reaches one ends as failed.",
+        examples=[{"cost": 50}],
+    )
+    webhook: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="The endpoint that is told of its close."
+    )
 
 
 # -- children --------------------------------------------------------------------------------------
@@ -247,10 +301,37 @@ class ChildrenFilter(Filter):
     """Which children."""
 
     status: Status | None = None
+    error: Annotated[str, Field(min_length=1, max_length=8192)] | None = Field(
+        None, description="Those that failed with exactly this one."
+    )
     after: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None, description="Children with keys above this one."
     )
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class AttemptView(Answer):
+    """One run of a job."""
+
+    attempt: Count
+    started_at: datetime | None
+    ended_at: datetime | None = Field(description="null: it runs.")
+    took_seconds: float | None
+    worker_id: UUID | None
+    outcome: Literal["running", "completed", "retry", "failed", "released", "lost", "cancelled"] = (
+        Field(
+            description="released: put back at no cost, at a shutdown for example; lost: its "
+            "worker died, or fell silent; cancelled: somebody, or the end of its batch, ended it."
+        )
+    )
+    error_type: str | None
+    error: str | None
+
+
+class Attempts(Answer):
+    """The runs of a job, the first one first."""
+
+    attempts: list[AttemptView]
 
 
 class Limit(Filter):
@@ -478,6 +559,36 @@ class EventsFilter(Filter):
     )
 
 
+class LogFilter(Filter):
+    """Which lines."""
+
+    contains: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None, description="In the message, whatever the case of its letters."
+    )
+    level: Literal["debug", "info", "warning", "error"] | None = None
+    after: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Lines after this id; one that is none begins at the first line."
+    )
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class LogLine(Answer):
+    """One line, as it was said; a long message is cut."""
+
+    id: str = Field(description="generation.number, as in the stream.")
+    event: dict[str, Any]
+
+
+class LogPage(Answer):
+    """Lines that fit, in order."""
+
+    lines: list[LogLine]
+    next: str | None = Field(
+        description="`after` of the next page, which may have no line at all: one look is bounded. "
+        "null: everything that is stored was looked at."
+    )
+
+
 class StreamsFilter(Filter):
     """Which streams, and from where on."""
 
@@ -487,6 +598,83 @@ class StreamsFilter(Filter):
     after: Annotated[str, Field(max_length=2048)] | None = Field(
         None, description="The id of the last event, whose cursors come before those in `s`."
     )
+
+
+# -- limits and schedules --------------------------------------------------------------------------
+
+
+class LimitView(Answer):
+    """One limit, global over all pods. null in a bound: there is none."""
+
+    name: str = Field(description="kind:NAME for a kind; else what handlers ask for.")
+    concurrency: Count | None = Field(description="How many at once.")
+    per_partition: Count | None = Field(description="How many at once of one partition.")
+    requests_per_minute: float | None
+    weight_per_minute: float | None = Field(description="Tokens, for an LLM.")
+    burst: float | None = Field(
+        description="Seconds of an unused rate that may be used at once; null: 1."
+    )
+    in_use: Count
+    waiting: Count = Field(description="Up to 10,000.")
+    next_seconds: float | None = Field(description="Until the rates allow the next one.")
+    set_by: Literal["code", "operator", "nobody"] = Field(
+        description="Whose word holds in some field: an operator's wins, until it is reset."
+    )
+
+
+class LimitsView(Answer):
+    """All limits, by name."""
+
+    limits: list[LimitView]
+
+
+class LimitBody(Asked):
+    """What to bound, over what the code says. null lifts a bound; what is left out stays."""
+
+    concurrency: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="0: none for now."
+    )
+    per_partition: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    requests_per_minute: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] | None = (
+        None
+    )
+    weight_per_minute: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] | None = None
+    burst: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+
+
+class ScheduleView(Answer):
+    """One schedule."""
+
+    name: str
+    kind: str
+    expression: str = Field(description="Minute, hour, day, month, day of the week.")
+    timezone: str = Field(description="Whose wall clock the expression speaks of.")
+    missed: Literal["skip", "one", "all"] = Field(
+        description="What becomes of times at which no worker lived."
+    )
+    payload: Any
+    priority: int | None
+    max_retries: int | None
+    tenant: str
+    options: Any
+    declared_by: Literal["code", "operator"]
+    enabled: bool
+    next_at: datetime
+    last_at: datetime | None = Field(description="The time that its last job was for.")
+    last_job_id: int | None
+
+
+class SchedulesView(Answer):
+    """All schedules, by name."""
+
+    schedules: list[ScheduleView]
+
+
+class Ran(Answer):
+    """A job that was submitted."""
+
+    kind: str
+    job_id: int
 
 
 # -- the installation ------------------------------------------------------------------------------
@@ -548,6 +736,31 @@ class Stuck(Answer):
     """What does not move, and why; empty: nothing is stuck."""
 
     stuck: list[StuckView]
+
+
+class AlertsFilter(Filter):
+    """Which incidents."""
+
+    open: bool = Field(default=False, description="Only those that last.")
+    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+
+
+class AlertView(Answer):
+    """Something that is, or was, wrong."""
+
+    id: int
+    kind: str
+    subject: str = Field(description="A job's id, a kind of job, a loop of a worker, or nothing.")
+    job_id: int | None
+    message: str
+    opened_at: datetime
+    closed_at: datetime | None = Field(description="null: it lasts.")
+
+
+class Alerts(Answer):
+    """Incidents, newest first."""
+
+    alerts: list[AlertView]
 
 
 class About(Answer):

@@ -9,6 +9,7 @@ from openapi_pydantic import OpenAPI
 from openapi_pydantic.util import construct_open_api_with_schema_class
 from pydantic import BaseModel
 
+from .bodies import NAME
 from .callers import COOKIE
 from .models import MAX_ID
 from .problems import Problem
@@ -86,8 +87,11 @@ def _operation(endpoint: Endpoint) -> Json:
 def _of_path(endpoint: Endpoint) -> Iterator[Json]:
     for name in ("job_id", "number"):
         if f"{{{name}}}" in endpoint.path:
-            schema = {"type": "integer", "minimum": 1, "maximum": MAX_ID}
+            schema: Json = {"type": "integer", "minimum": 1, "maximum": MAX_ID}
             yield {"name": name, "in": "path", "required": True, "schema": schema}
+    if "{name}" in endpoint.path:
+        schema = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+        yield {"name": "name", "in": "path", "required": True, "schema": schema}
 
 
 def _of_query(endpoint: Endpoint) -> Iterator[Json]:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from fanout.access import Scope
 
-from .bodies import body_of, check_media_type, job_id_of, number_of, query_of
+from .bodies import body_of, check_media_type, job_id_of, name_of, number_of, query_of
 from .callers import Caller, authenticated
 from .models import Asked, Filter
 from .problems import Forbidden
@@ -73,6 +73,11 @@ class Call(Generic[Q, B]):
     def number(self, name: str) -> int:
         """Another number of the path."""
         return number_of(self.request, name)
+
+    @property
+    def name(self) -> str:
+        """The name in the path. Raises NotHere for what cannot be one."""
+        return name_of(self.request)
 
 
 Handle = Callable[[Call[Any, Any]], Awaitable[BaseModel | Response]]
@@ -177,21 +182,38 @@ class Table:
         answers: type[BaseModel] | dict[int, type[BaseModel] | str | None],
         scope: Scope | None,
         is_open: bool = False,
+        is_whole: bool = False,
         problems: frozenset[int] = frozenset(),
         tag: str = "jobs",
         headers: tuple[dict[str, Any], ...] = (),
     ) -> Callable[[Handle], Handle]:
         """A write."""
         return self._add(
-            "POST", path, answers, NoQuery, body, scope, is_open=is_open, problems=problems,
-            tag=tag, headers=headers,
+            "POST", path, answers, NoQuery, body, scope, is_open=is_open, is_whole=is_whole,
+            problems=problems, tag=tag, headers=headers,
         )  # fmt: skip
 
-    def delete(
-        self, path: str, *, answers: dict[int, type[BaseModel] | str | None], tag: str
+    def put(
+        self, path: str, *, body: type[Asked], answers: type[BaseModel], tag: str
     ) -> Callable[[Handle], Handle]:
-        """An end, open to everybody who holds what is to be ended."""
-        return self._add("DELETE", path, answers, NoQuery, Nothing, None, is_open=True, tag=tag)
+        """A setting of the installation."""
+        return self._add("PUT", path, answers, NoQuery, body, Scope.OPERATE, is_whole=True, tag=tag)
+
+    def delete(
+        self,
+        path: str,
+        *,
+        answers: dict[int, type[BaseModel] | str | None],
+        tag: str,
+        scope: Scope | None = Scope.OPERATE,
+    ) -> Callable[[Handle], Handle]:
+        """An end. `scope` None: open to everybody who holds what is to be ended; else of something
+        of the whole installation.
+        """
+        return self._add(
+            "DELETE", path, answers, NoQuery, Nothing, scope, is_open=scope is None,
+            is_whole=scope is not None, tag=tag,
+        )  # fmt: skip
 
     def _add(
         self,

@@ -11,6 +11,7 @@ from fanout.events import Event
 
 from .cursor import Cursor, parse_cursor, parse_cursors
 from .relay import Relay
+from .search import Found, Looking, search
 from .settings import RelaySettings
 from .subscription import PROGRESS_ONLY, Subscription
 
@@ -18,9 +19,12 @@ __all__ = [
     "PROGRESS_ONLY",
     "Cursor",
     "Event",
+    "Found",
+    "Looking",
     "Relay",
     "RelaySettings",
     "Subscription",
     "parse_cursor",
     "parse_cursors",
+    "search",
 ]

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +25,10 @@ BODIES = {
     "/v1/jobs": {"kind": "single"},
     "/v1/jobs/{job_id}/cancel": {},
     "/v1/jobs/{job_id}/retry": {"keys": ["nobody"]},
+    "/v1/jobs/{job_id}/priority": {"priority": 1},
+    "/v1/jobs/{job_id}/concurrency": {"concurrency": 1},
+    "/v1/jobs/{job_id}/children": {"kind": "paper", "documents": [{"key": "new", "payload": {}}]},
+    "/v1/limits/{name}": {"concurrency": 1},
     "/v1/session": {"key": "fo_nobody"},
 }
 
@@ -55,6 +58,7 @@ async def guarded(server_dsn: str, template: str) -> AsyncIterator[Guarded]:
 
 def path_of(path: str, job_id: int) -> str:
     path = path.replace("{job_id}", str(job_id)).replace("{number}", "1")
+    path = path.replace("{name}", "nobody")
     return f"{path}?s={job_id}" if path == "/v1/streams" else path
 
 
@@ -69,12 +73,12 @@ async def test_a_route_answers_whose_scope_it_takes(
     headers = guarded.headers(who)
     if who == "wrong":
         headers = {"Authorization": "Bearer fo_this-is-not-one"}
-    body = BODIES.get(endpoint.path)
+    body = BODIES.get(endpoint.path, {})
     answer = await guarded.house.client.request(
         endpoint.method,
         path_of(endpoint.path, guarded.job_id),
         headers=headers,
-        json=body if endpoint.method == "POST" else None,
+        json=body if endpoint.method in {"POST", "PUT"} else None,
     )
     if endpoint.is_open:
         assert answer.status_code in (
@@ -111,7 +115,7 @@ async def test_a_foreign_job_is_told_as_one_that_never_was(guarded: Guarded) -> 
     for endpoint in TABLE.endpoints:
         if "{job_id}" not in endpoint.path and endpoint.path != "/v1/streams":
             continue
-        body: Any = {} if endpoint.method == "POST" else None
+        body = BODIES.get(endpoint.path, {}) if endpoint.method == "POST" else None
         told = [
             await client.request(endpoint.method, path_of(endpoint.path, n), headers=b, json=body)
             for n in (mine, never)

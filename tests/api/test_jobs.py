@@ -395,6 +395,7 @@ async def test_the_installation_is_described(shared: House, batch: JobHandle) ->
     about = (await shared.client.get("/v1/about")).json()
     assert (about["auth"], about["scopes"]) == ("none", ["operate", "read", "submit"])
     assert (await shared.client.get("/v1/workers")).status_code == 200
+    assert (await shared.client.get("/v1/alerts?open=true")).json() == {"alerts": []}
     assert (await shared.client.get("/v1/stuck")).status_code == 200
 
 

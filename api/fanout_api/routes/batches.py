@@ -12,6 +12,8 @@ from fanout.access import Scope
 from fanout.tree import MOST_NODES, MOST_STEPS_UP
 from fanout_api.exports import MEDIA_TYPES, lines_of
 from fanout_api.models import (
+    Attempts,
+    AttemptView,
     Bucket,
     ChildKeys,
     ChildrenFilter,
@@ -49,7 +51,9 @@ async def children(call: Call[ChildrenFilter, Nothing]) -> ChildrenPage:
     """List children by document key."""
     handle, asked = await call.handle(), call.query
     limit = min(asked.limit, call.service.settings.max_page)
-    rows = await handle.children_page(status=asked.status, after_key=asked.after, limit=limit + 1)
+    rows = await handle.children_page(
+        status=asked.status, error=asked.error, after_key=asked.after, limit=limit + 1
+    )
     page = [_child_view(row) for row in rows[:limit]]
     return ChildrenPage(children=page, next=page[-1].document_key if len(rows) > limit else None)
 
@@ -57,6 +61,21 @@ async def children(call: Call[ChildrenFilter, Nothing]) -> ChildrenPage:
 def _child_view(child: Child) -> ChildView:
     values = {n: getattr(child, n) for n in ChildView.model_fields if n != "took_seconds"}
     return ChildView(**values, took_seconds=child.took.total_seconds() if child.took else None)
+
+
+@routes.get("/v1/jobs/{job_id}/attempts", answers=Attempts)
+async def attempts(call: Call[NoQuery, Nothing]) -> Attempts:
+    """The runs of a job, the first one first: how each ended, and on which worker."""
+    rows = await (await call.handle()).attempts()
+    return Attempts(
+        attempts=[
+            AttemptView(
+                **{n: getattr(row, n) for n in AttemptView.model_fields if n != "took_seconds"},
+                took_seconds=row.took.total_seconds() if row.took is not None else None,
+            )
+            for row in rows
+        ]
+    )
 
 
 @routes.get("/v1/jobs/{job_id}/failures", query=Limit, answers=Failures)

@@ -13,6 +13,9 @@ from fanout_api.health import ready_of
 from fanout_api.metrics import CONTENT_TYPE, exposition
 from fanout_api.models import (
     About,
+    Alerts,
+    AlertsFilter,
+    AlertView,
     Alive,
     Kinds,
     KindView,
@@ -52,6 +55,14 @@ async def stuck(call: Call[NoQuery, Nothing]) -> Stuck:
     """List what does not move, and why."""
     rows = await call.store.stuck(STUCK_LIMIT)
     return Stuck(stuck=[StuckView(**row) for row in rows])
+
+
+@routes.get("/v1/alerts", query=AlertsFilter, answers=Alerts, is_whole=True, tag="installation")
+async def alerts(call: Call[AlertsFilter, Nothing]) -> Alerts:
+    """List incidents, newest first."""
+    limit = min(call.query.limit, call.service.settings.max_page)
+    found = await call.service.engine.alerts(open_only=call.query.open, limit=limit)
+    return Alerts(alerts=[AlertView.model_validate(one) for one in found])
 
 
 @routes.get("/v1/about", answers=About, scope=None, tag="installation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -56,22 +56,37 @@ CREATED: Final = 201
 async def submit(call: Call[NoQuery, SubmitBody]) -> Response:
     """Submit a job: 201 for a new one, 200 if the Idempotency-Key had it already."""
     body = call.body
-    if body.run_at is not None and body.run_at.year not in YEARS:
-        raise UsageError("run_at", f"is in the year {body.run_at.year}", "Give a time that comes")
+    if body.deadline is not None and body.deadline_seconds is not None:
+        raise UsageError("deadline", "is given together with deadline_seconds", "Give one of them")
     handle = await call.reach.submit(
         body.kind,
         body.payload,
         key=_key_of(call),
         priority=body.priority,
         delay=body.delay,
-        run_at=None if body.run_at is None else body.run_at.astimezone(UTC),
+        run_at=_time(body.run_at, "run_at"),
         max_retries=body.max_retries,
         on_closed=body.on_closed,
+        partition=body.partition,
+        closing=body.closing,
+        concurrency=body.concurrency,
+        fail_after=body.fail_after,
+        deadline=_time(body.deadline, "deadline") or body.deadline_seconds,
+        budget=body.budget,
+        webhook=body.webhook,
     )
     response = rendered(await view_of(handle), CREATED if handle.created else 200)
     root_path = call.request.scope.get("root_path", "")
     response.headers["Location"] = f"{_ascii(root_path)}/v1/jobs/{handle.id}"
     return response
+
+
+def _time(given: datetime | None, field: str) -> datetime | None:
+    if given is None:
+        return None
+    if given.year not in YEARS:
+        raise UsageError(field, f"is in the year {given.year}", "Give a time that comes")
+    return given.astimezone(UTC)
 
 
 def _key_of(call: Call[Any, Any]) -> str | None:

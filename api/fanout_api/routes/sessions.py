@@ -39,7 +39,7 @@ async def log_in(call: Call[NoQuery, SessionBody]) -> Response:
     return response
 
 
-@routes.delete("/v1/session", answers={204: None}, tag="session")
+@routes.delete("/v1/session", answers={204: None}, scope=None, tag="session")
 async def log_out(call: Call[NoQuery, Nothing]) -> Response:
     """Log out: end the session, and take the cookie back."""
     text = session_text(call.request)

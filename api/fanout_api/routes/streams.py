@@ -11,14 +11,14 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from fanout_streaming import PROGRESS_ONLY, parse_cursors
+from fanout_streaming import PROGRESS_ONLY, Looking, parse_cursor, parse_cursors, search
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fanout import DatabaseUnavailable, JobNotFound, UsageError
 from fanout_api.bodies import positive
 from fanout_api.event_stream import HEADERS, EventStream
-from fanout_api.models import EventsFilter, StreamsFilter
+from fanout_api.models import EventsFilter, LogFilter, LogLine, LogPage, StreamsFilter
 from fanout_api.problems import NotHere
 from fanout_api.table import Call, NoQuery, Nothing, Table
 from fanout_api.turned_away import turned_away
@@ -135,6 +135,22 @@ def _last_id(request: Request) -> str | None:
 def _format(request: Request) -> Any:
     accept = request.headers.get("accept", "")
     return "ndjson" if NDJSON in accept and SSE not in accept else "sse"
+
+
+@routes.get("/v1/jobs/{job_id}/log", query=LogFilter, answers=LogPage, tag="streams")
+async def log(call: Call[LogFilter, Nothing]) -> LogPage:
+    """Look through the stored log of a job for lines of a level, or that contain some text."""
+    asked = call.query
+    root, job = await _root_of(call)
+    found = await search(
+        call.service.engine.events,
+        root,
+        Looking(None if root == job else job, asked.level, asked.contains),
+        parse_cursor(asked.after) if asked.after else None,
+        min(asked.limit, call.service.settings.max_page),
+    )
+    lines = [LogLine(id=identity, event=event) for identity, event in found.lines]
+    return LogPage(lines=lines, next=found.next)
 
 
 @routes.get("/v1/jobs/{job_id}/events/{number}", answers={200: "application/json"}, tag="streams")
