@@ -13,7 +13,7 @@ import random
 import threading
 from concurrent.futures import CancelledError as ThreadCancelled
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -35,7 +35,7 @@ __all__ = ["HINT", "Limited", "Slot", "Slots"]
 _log = logging.getLogger("fanout.limits")
 
 HINT: Final = "limit:"
-"""Before a limit's name, among the kinds of a wake-up. A kind has no colon."""
+"""Before the token of a worker that was given a slot, among the kinds of a wake-up."""
 LOOK_SECONDS: Final = 0.2
 """How often a thread that waits looks whether its job was told to stop."""
 SHORTEST_PAUSE: Final = 0.005
@@ -170,7 +170,8 @@ class Slots:
     def _kick(self) -> None:
         self._nudged.set()
         if self._task is None or self._task.done():
-            self._task = self.loop.create_task(self._run(), name="fanout slots")
+            # A context of its own: not that of the job that happens to be the first to wait.
+            self._task = self.loop.create_task(self._run(), name="fanout slots", context=Context())
 
     async def _run(self) -> None:
         failures = 0
@@ -219,8 +220,8 @@ class Slots:
             self._answer(key, key in settled.granted, key in settled.waiting)
         for name in settled.missing:
             self._to_declare[name] = self._declared.pop(name, None)
-        for name in settled.others:
-            self._wake(HINT + name)
+        for token in settled.others:
+            self._wake(f"{HINT}{token}")
         if settled.missing:
             return SHORTEST_PAUSE
         poll = self._settings.poll_interval

@@ -177,8 +177,8 @@ class Settled:
     """What was asked for and is in neither belongs to a lost claim, or to a missing limit."""
     missing: frozenset[str]
     """Limits without a row."""
-    others: frozenset[str]
-    """Limits of which another worker was given a slot."""
+    others: frozenset[UUID]
+    """Other workers that were given a slot, by their claim tokens."""
     wait_seconds: float | None
     """Until a rate allows the next one; None: it is no rate that is waited for."""
 

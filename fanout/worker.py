@@ -801,7 +801,7 @@ class Worker:
             self._claims.nudge()
 
     def _on_wake(self, kinds: set[str]) -> None:
-        if not kinds or any(kind.startswith(HINT) for kind in kinds):
+        if not kinds or f"{HINT}{self.token}" in kinds:
             self.slots.nudge()
         if (not kinds or not kinds.isdisjoint(self._handlers)) and not self._stopping:
             self._was_woken = True

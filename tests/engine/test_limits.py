@@ -426,7 +426,7 @@ async def test_grants_wait_for_each_other(database: str, conn: asyncpg.Connectio
         assert not settled.granted
         assert settled.waiting == {theirs}
         # Left by the one, it is given to the other, who is to be told.
-        assert (await store.settle_slots(ME, left=[mine])).others == {"parser"}
+        assert (await store.settle_slots(ME, left=[mine])).others == {OTHER}
         assert (await store.settle_slots(OTHER, asked=[(theirs, 1)])).granted == {theirs}
 
 

@@ -1,7 +1,7 @@
 -- Give slots to those who wait, in a transaction that holds the locks of `lock_slots`: never more than the limit, to
 -- whose turn it is (the partition, or else the batch, that uses the fewest), and of those who has waited longest.
 -- $1 claim token, $2 names.   Rows of this worker's slots, granted or not; and one a name, without a job: in how many
--- seconds the rate allows the next one, and whether another worker was given a slot here.
+-- seconds the rate allows the next one, and which other workers were given a slot here.
 -- Rates are smooth (GCRA): `requests_at` is when the requests so far were due at the steady rate; the next one may come
 -- when that is no more than the burst ahead. The first of those that may not come yet holds up all behind it.
 WITH l AS MATERIALIZED (
@@ -51,12 +51,12 @@ counted AS (
       JOIN l ON l.name = g.limit_name
      WHERE t.name = g.limit_name AND (l.per_request IS NOT NULL OR l.per_weight IS NOT NULL))
 SELECT s.limit_name, s.job_id, s.attempt, s.number, s.granted_at IS NOT NULL OR g.job_id IS NOT NULL AS granted,
-       NULL::float8 AS wait_seconds, false AS others
+       NULL::float8 AS wait_seconds, NULL::uuid[] AS others
   FROM s
   LEFT JOIN given g ON g.limit_name = s.limit_name AND g.job_id = s.job_id AND g.attempt = s.attempt AND g.number = s.number
  WHERE s.claim_token = $1
  UNION ALL
 SELECT l.name, NULL, NULL, NULL, NULL,
        (SELECT min(j.wait_seconds) FROM judged j WHERE j.limit_name = l.name AND j.wait_seconds > 1e-9),
-       EXISTS (SELECT 1 FROM given g WHERE g.limit_name = l.name AND g.claim_token <> $1)
+       ARRAY(SELECT DISTINCT g.claim_token FROM given g WHERE g.limit_name = l.name AND g.claim_token <> $1)
   FROM l
