@@ -67,7 +67,9 @@ ALWAYS: Final = {
                  FROM (SELECT e.key AS name, sum(e.value::numeric) AS amount
                          FROM (SELECT o.key, o.value FROM jsonb_each_text(p.own_sums) o
                                 UNION ALL
-                               SELECT e.key, e.value FROM fanout.job c CROSS JOIN LATERAL jsonb_each_text(
+                               SELECT e.key, e.value
+                                 FROM fanout.job c
+                                CROSS JOIN LATERAL jsonb_each_text(
                                       CASE WHEN c.finished_at IS NULL THEN c.told_sums
                                            ELSE c.sums END) e
                                 WHERE c.parent_id = p.id) e
@@ -75,7 +77,8 @@ ALWAYS: Final = {
          WHERE p.total > 0 AND (p.closing IS NULL OR p.finished_at IS NOT NULL)
            AND p.sums IS DISTINCT FROM t.sums""",
     "no batch goes on beyond its limits": """
-        SELECT id, format('%s failed, fail_after is %s, %s %%', failed, fail_after, fail_after_percent)
+        SELECT id, format('%s failed, fail_after is %s, %s %%',
+                          failed, fail_after, fail_after_percent)
           FROM fanout.job
          WHERE finished_at IS NULL AND verdict IS NULL AND closing IS NULL
            AND (failed >= fail_after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import pytest
@@ -37,7 +37,7 @@ from tests.machine.invariants import History, check
 
 PROCESSING, PENDING, FAILED = Status.PROCESSING, Status.PENDING, Status.FAILED
 WAITING, COMPLETED, CANCELLED = Status.WAITING, Status.COMPLETED, Status.CANCELLED
-AGGREGATE = {"closing": "aggregate"}
+AGGREGATE: Final[dict[str, Any]] = {"closing": "aggregate"}
 OPTIONS = json.dumps(AGGREGATE)
 
 
@@ -409,6 +409,7 @@ async def test_a_single_job_and_a_child_tell_their_webhook_too(
     await fan_out(store, await claim_of(conn, manager), ["a", "b"], gone=frozenset("a"))
 
     endpoints = await conn.fetch(
-        "SELECT payload ->> 'endpoint' AS it FROM fanout.job WHERE kind = 'fanout_webhook' ORDER BY 1"
+        """SELECT payload ->> 'endpoint' AS it FROM fanout.job WHERE kind = 'fanout_webhook'
+            ORDER BY 1"""
     )
     assert [row["it"] for row in endpoints] == ["each", "w"]
