@@ -13,16 +13,20 @@ from typing import Any, Final, TypeVar
 
 from fanout.demo.corpus import Corpus, take_stock
 from fanout.demo.documents import BadPath
+from fanout.demo.meter import Stats
 from fanout.demo.outputs import Written
-from fanout.demo.run import Batch, begin, written_before, written_by
+from fanout.demo.run import Batch, Plan, begin, written_before, written_by
+from fanout.demo.terms import Access
 from fanout.engine import Engine
 from fanout.errors import FanoutError, PermanentError, UsageError
 from fanout.handle import JobHandle
+from fanout.options import Options
 from fanout.states import Status
 from fanout.values import FailureReason, Progress
 
 from .database import say
 from .demo_page import Page, page_beside
+from .demo_service import paid_service, rules_for
 from .live import View
 from .logs import LogLevel
 from .output import near
@@ -30,15 +34,36 @@ from .supervisor import Supervisor
 from .watch import GROUPS, SLOWEST, Failures
 from .worker import Fleet
 
-__all__ = ["Ask", "DemoRun", "Outcome"]
+__all__ = ["Ask", "DemoRun", "Outcome", "Parser"]
 
 T = TypeVar("T")
 
 APP: Final = "fanout.demo.app:engine"
+PLAN: Final = Plan("demo_batch", "demo_report")
 CONCURRENCY: Final = 3
 """Extraction uses a core each: more threads in a process only wait for each other."""
+PARSER_APP: Final = "fanout.demo.parser_app:engine"
+PARSER_CONCURRENCY: Final = 10
+"""Handlers that wait for a service wait side by side."""
 GRACE_SECONDS: Final = 3.0
 COUNT_STEP: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """Through the paid service, instead of reading the documents here."""
+
+    parse_seconds: float
+    budget: float | None
+    """Dollars after which the batch is ended; None: none."""
+
+    @property
+    def plan(self) -> Plan:
+        """A batch that gives up when a quarter of its documents failed, or its budget is spent."""
+        options = Options(fail_after="25 %")
+        if self.budget is not None:
+            options["budget"] = {"cost": self.budget}
+        return Plan("demo_parser_batch", "demo_parser_report", options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,9 @@ class Ask:
     """Of the page; None: the usual one, or any that is free."""
     keep_open: bool
     """Go on serving when the batch has closed."""
+    most: int | None = None
+    """Documents; None: all."""
+    parser: Parser | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +96,8 @@ class Outcome:
     """Of this run, from its begin to the batch's close."""
     slowest: list[tuple[str, Status, float]]
     reasons: list[FailureReason]
+    stats: Stats | None
+    """What the paid service counted, if it was asked in this run."""
 
 
 class DemoRun:
@@ -82,6 +112,8 @@ class DemoRun:
         self._leave = asyncio.Event()
         self._supervisor: Supervisor | None = None
         self._page: Page | None = None
+        self._access: Access | None = None
+        self._plan = ask.parser.plan if ask.parser is not None else PLAN
 
     async def run(self) -> int | None:
         """Run to the end; None: interrupted. Leaves nothing running either way."""
@@ -116,7 +148,7 @@ class DemoRun:
         self._is_ready = True
 
     async def _work(self, stack: AsyncExitStack) -> int:
-        """What is entered last ends first: workers, then the page, then the database."""
+        """What is entered last ends first: workers, service, page, database."""
         ask = self._ask
         gone: asyncio.Future[int] | None = None
         with View("documents", near) as view:
@@ -125,20 +157,30 @@ class DemoRun:
             view.note("starting PostgreSQL" if ask.dsn is None else "connecting")
             engine = Engine(ask.dsn) if ask.dsn else Engine.embedded()
             await stack.enter_async_context(engine)
-            batch = await begin(engine, corpus, ask.folder, fresh=ask.fresh)
-            written = await written_before(engine, batch.handle) if batch.was_closed else None
+            batch = await begin(engine, self._plan, corpus, ask.folder, fresh=ask.fresh)
+            written = None
+            if batch.was_closed:
+                written = await written_before(engine, self._plan, batch.handle)
+            memory = ask.folder / f".paid-{batch.handle.id}.jsonl"
             if written is None or ask.keep_open:
                 self._page = await stack.enter_async_context(page_beside(engine, ask.port))
                 if self._page is not None:
                     say(f"the page is at {self._page.of_job(batch.handle.id)}")
+                if ask.parser is not None:
+                    rules = rules_for(corpus.documents, ask.parser.parse_seconds)
+                    self._access = await stack.enter_async_context(paid_service(rules, memory))
+                    say(f"the paid service is at {self._access.address}")
                 view.note(f"starting {ask.workers} workers")
                 gone = await stack.enter_async_context(self._workers())
             if written is None and gone is not None:
                 await _until(gone, self._followed(batch.handle, view))
                 view.note("writing results and report", is_passing=True)
-                written = await _until(gone, _written(engine, batch.handle))
+                written = await _until(gone, _written(engine, self._plan, batch.handle))
             assert written is not None  # noqa: S101 - either from before, or just now
             corpus.manifest.unlink(missing_ok=True)
+            stats = None if self._access is None else await _books(self._access)
+            if not ask.keep_open:
+                memory.unlink(missing_ok=True)
             outcome = Outcome(
                 corpus,
                 batch,
@@ -147,6 +189,7 @@ class DemoRun:
                 time.monotonic() - began_at,
                 await batch.handle.slowest(SLOWEST),
                 await batch.handle.failure_reasons(GROUPS + 1),
+                stats,
             )
         self._is_told = True
         code = self._tell(outcome)
@@ -166,7 +209,11 @@ class DemoRun:
     async def _take_stock(self, view: View) -> Corpus:
         try:
             return await asyncio.to_thread(
-                take_stock, self._ask.paths, self._ask.folder, self._counting(view)
+                take_stock,
+                self._ask.paths,
+                self._ask.folder,
+                self._counting(view),
+                self._ask.most,
             )
         except BadPath as error:
             raise UsageError(
@@ -189,13 +236,20 @@ class DemoRun:
     @asynccontextmanager
     async def _workers(self) -> AsyncIterator[asyncio.Future[int]]:
         """Worker processes while the body runs; the future is done when they end by themselves."""
-        ask = self._ask
+        ask, access = self._ask, self._access
         fleet = Fleet(
-            APP, ask.workers, CONCURRENCY, dsn=ask.dsn, is_embedded=ask.dsn is None,
+            APP if access is None else PARSER_APP, ask.workers,
+            CONCURRENCY if access is None else PARSER_CONCURRENCY,
+            dsn=ask.dsn, is_embedded=ask.dsn is None,
             stop_grace=GRACE_SECONDS, log_level=LogLevel.ERROR,
         )  # fmt: skip
+        environment = fleet.environment()
+        if access is not None:
+            # Ten seconds of a service that parses in a second are a hundred of one that takes ten.
+            backoff = {"FANOUT_BACKOFF_BASE": str(access.rules.parse_seconds)}
+            environment |= access.environment() | backoff
         supervisor = self._supervisor = Supervisor(
-            fleet.processes, fleet.command, fleet.environment(), self._ready
+            fleet.processes, fleet.command, environment, self._ready
         )
         running = asyncio.ensure_future(supervisor.run())
         try:
@@ -222,8 +276,14 @@ async def _until(gone: asyncio.Future[int], work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
 
 
-async def _written(engine: Engine, handle: JobHandle) -> Written:
+async def _books(access: Access) -> Stats:
+    from fanout.demo.paid import books  # noqa: PLC0415 - its client comes with an extra
+
+    return await books(access)
+
+
+async def _written(engine: Engine, plan: Plan, handle: JobHandle) -> Written:
     try:
-        return await written_by(engine, handle)
+        return await written_by(engine, plan, handle)
     except PermanentError as error:
         raise UsageError("results", str(error), "Name another folder with --results") from None

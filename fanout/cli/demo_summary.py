@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from rich.text import Text
 
+from fanout.demo.meter import LLM, PARSER, Fault, Stats
 from fanout.states import Status
+from fanout.values import Progress
 
 from .demo_run import Outcome
 from .exits import Exit, clean
@@ -17,6 +22,10 @@ from .watch import show_reasons, show_slowest
 __all__ = ["tell"]
 
 MEGABYTE = 1_000_000
+SERVICES: Final = (PARSER, LLM)
+ALWAYS: Final = ("429",)
+"""Told also when there was none: that is the point of a limit."""
+ANSWERS: Final = ("429", "503", "500", Fault.HANG, Fault.LOST)
 
 
 def tell(outcome: Outcome) -> int:
@@ -29,6 +38,9 @@ def tell(outcome: Outcome) -> int:
     console.print(head)
     for line in _lines(outcome):
         console.print(f"  {line}", markup=False)
+    if outcome.stats is not None:
+        for line in _bill(outcome.stats, progress):
+            console.print(f"  {line}", markup=False)
     if outcome.slowest:
         show_slowest([(near(key), status, took) for key, status, took in outcome.slowest])
     if progress.failed:
@@ -67,3 +79,39 @@ def _lines(outcome: Outcome) -> list[str]:
     if progress.reason:
         lines.append(clean(progress.reason))
     return lines
+
+
+def _bill(stats: Stats, progress: Progress) -> list[str]:
+    """What the paid service saw and charged, beside what the batch added up."""
+    paid, lost = stats.paid, sum(stats.faults.get(f"{one} {Fault.LOST}", 0) for one in SERVICES)
+    charged = f"{paid.get(PARSER, 0):,} parses, {paid.get(LLM, 0):,} summaries, ${stats.cost:,.4f}"
+    again = f"{stats.paid_twice:,} documents TWICE" if stats.paid_twice else "nothing twice"
+    lines = [*map(partial(_seen, stats), SERVICES), f"it charged {charged}, {again}"]
+    if lost:
+        lines.append(f"{lost:,} answers were lost after the work, and came again at no cost")
+    if not stats.asked_again:
+        lines.append("no answer that had come was asked for again: checkpoints kept it")
+    if sums := progress.sums:
+        told = ", ".join(f"{name} {_plain(amount)}" for name, amount in sums.items())
+        lines.append(f"the batch added up {told}")
+    return lines
+
+
+def _seen(stats: Stats, service: str) -> str:
+    """Calls, the most at once, and how often which answer came."""
+    told = Counter(
+        {
+            key.removeprefix(f"{service} "): n
+            for key, n in (stats.answers | stats.faults).items()
+            if key.startswith(f"{service} ")
+        }
+    )
+    answers = ", ".join(f"{one}: {told[one]:,}" for one in ANSWERS if told[one] or one in ALWAYS)
+    return (
+        f"{service}: {stats.calls.get(service, 0):,} calls, "
+        f"at most {stats.most_at_once.get(service, 0)} at once; {answers}"
+    )
+
+
+def _plain(amount: float) -> str:
+    return f"{amount:,.4f}".rstrip("0").rstrip(".")

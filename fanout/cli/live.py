@@ -5,6 +5,7 @@ Both are handed committed counts and print failures as they come; neither knows 
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ PLAIN_SECONDS: Final = 5.0
 PLAIN_STEP: Final = 10
 """Percent after which a line is due at any rate."""
 WHOLE_SECONDS: Final = 120
+DETAILS: Final = re.compile(r"\(.*\)|[0-9:]+")
 LEVELS: Final = {"debug": "debug   ", "warning": "warning ", "error": "error   "}
 LEVEL_STYLES: Final = {"warning": "yellow", "error": "red"}
 LISTED_AS_THEY_COME: Final = 20
@@ -84,7 +86,7 @@ class View:
             self._live.update(self._drawn(progress))
         elif self._plain_is_due(progress):
             percent = f"{progress.percent} %, " if progress.total else ""
-            waits = "".join(f"; waits: {clean(why)}" for why in progress.waits_for)
+            waits = "; ".join(("", *map(clean, progress.waits_for)))
             print(f"{self._title}: {percent}{facts(progress)}{waits}", file=sys.stderr, flush=True)  # noqa: T201
 
     def say(self, message: str, level: str = "info", who: str = "") -> None:
@@ -114,12 +116,12 @@ class View:
         now = time.monotonic()
         due = not progress.is_closed and (  # the summary, that comes next, says it better
             progress.percent - self._plain_percent >= PLAIN_STEP
-            or progress.waits_for != self._plain_waits
+            or _gist(progress) != self._plain_waits
             or now - self._plain_at >= PLAIN_SECONDS
         )
         if due:
             self._plain_at, self._plain_percent = now, progress.percent
-            self._plain_waits = progress.waits_for
+            self._plain_waits = _gist(progress)
         return due
 
     def _drawn(self, progress: Progress) -> RenderableType:
@@ -141,6 +143,11 @@ class View:
         lines: list[RenderableType] = [head, Text(facts(progress, counts=False), style="dim")]
         lines += [Text(f"waits: {clean(why)}", style="yellow") for why in progress.waits_for]
         return Group(*lines)
+
+
+def _gist(progress: Progress) -> tuple[str, ...]:
+    """What it waits for, without numbers and details, which change all the time."""
+    return tuple(DETAILS.sub("", why) for why in progress.waits_for)
 
 
 def _sealed(progress: Progress) -> bool:

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -55,11 +56,14 @@ class Corpus:
 
 
 def take_stock(
-    paths: Sequence[Path], folder: Path, seen: Callable[[int], None] = lambda _: None
+    paths: Sequence[Path],
+    folder: Path,
+    seen: Callable[[int], None] = lambda _: None,
+    most: int | None = None,
 ) -> Corpus:
     """Hash every document at `paths` (none: the installed packages') into a manifest in `folder`.
 
-    `seen(n)` is called after each. One document is held at a time.
+    `seen(n)` is called after each. At most the first `most`; one document is held at a time.
 
     Raises:
         BadPath: a path does not exist.
@@ -71,7 +75,7 @@ def take_stock(
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".manifest-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            for count, document in enumerate(found, start=1):
+            for count, document in enumerate(islice(found, most), start=1):
                 entry = _entry(document)
                 digest.update(_identity(entry))
                 file.write(entry.model_dump_json() + "\n")

@@ -43,7 +43,7 @@ class Rules(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    parse_seconds: float = Field(default=1.2, gt=0)
+    parse_seconds: float = Field(default=1.0, gt=0)
     """One parse takes this on average, from half to half as much again; the LLM twice as long."""
     parse_at_once: int = Field(default=2, ge=1)
     llm_at_once: int = Field(default=5, ge=1)

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fanout import Closed, Engine, JobHandle, JobRow, PermanentError, Status
+from fanout import Closed, Engine, JobHandle, JobRow, Options, PermanentError, Status
 
 from .corpus import Corpus
 from .outputs import Written
 
-__all__ = ["BATCH", "Batch", "begin", "written_before", "written_by"]
+__all__ = ["Batch", "Plan", "begin", "written_before", "written_by"]
 
-BATCH: Final = "demo_batch"
-REPORT: Final = "demo_report"
-LOOK_SECONDS: Final = 0.1
 PAGE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done with a corpus: by name, for this process has no handler of it, and on a new
+    database no worker has told of one yet.
+    """
+
+    batch: str
+    """Kind of the batch."""
+    report: str
+    """Kind of its follow-up."""
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +48,19 @@ class Batch:
     """Children that an interrupted run had ended."""
 
 
-async def begin(engine: Engine, corpus: Corpus, results: Path, *, fresh: bool) -> Batch:
+async def begin(engine: Engine, plan: Plan, corpus: Corpus, results: Path, *, fresh: bool) -> Batch:
     """The batch of `corpus`: the one there is, or a new one."""
     digest = hashlib.sha256(f"{corpus.digest} {results}".encode()).hexdigest()
-    round_number, row = await _last(engine, digest)
+    name = f"{plan.batch}:{digest[:16]}"
+    round_number, row = await _last(engine, name)
     if row is None or fresh or row.status in {Status.FAILED, Status.CANCELLED}:
         payload = {"manifest": str(corpus.manifest), "results": str(results), "fresh": fresh}
-        # By name, for this process has no handler; on a new database no worker has told of it yet.
         handle = await engine.submit(
-            BATCH, payload, key=_key(digest, round_number + 1), on_closed=REPORT
+            plan.batch,
+            payload,
+            key=f"{name}:{round_number + 1}",
+            on_closed=plan.report,
+            **plan.options,
         )
         return Batch(handle, is_new=True, was_closed=False, had_ended=0)
     ended = row.completed + row.failed + row.cancelled
@@ -55,25 +69,21 @@ async def begin(engine: Engine, corpus: Corpus, results: Path, *, fresh: bool) -
     )
 
 
-def _key(digest: str, round_number: int) -> str:
-    return f"demo:{digest[:32]}:{round_number}"
-
-
-async def _last(engine: Engine, digest: str) -> tuple[int, JobRow | None]:
-    """The newest batch under this digest, and how many there were."""
+async def _last(engine: Engine, name: str) -> tuple[int, JobRow | None]:
+    """The newest batch of this name, and how many there were."""
     round_number, last = 0, None
-    while handle := await engine.find(_key(digest, round_number + 1)):
+    while handle := await engine.find(f"{name}:{round_number + 1}"):
         round_number, last = round_number + 1, handle
     return round_number, await last.job() if last else None
 
 
-async def written_by(engine: Engine, batch: JobHandle) -> Written:
+async def written_by(engine: Engine, plan: Plan, batch: JobHandle) -> Written:
     """Wait for the batch's follow-up, and return what it wrote. Missing files are written again.
 
     Raises:
         PermanentError: the follow-up failed; says why.
     """
-    written = await _result(await _follow_up(engine, batch.id))
+    written = await _result(await _follow_up(engine, plan, batch.id))
     if await asyncio.to_thread(_is_there, written):
         return written
     row = await batch.job()
@@ -81,12 +91,12 @@ async def written_by(engine: Engine, batch: JobHandle) -> Written:
         job_id=row.id, kind=row.kind, generation=row.generation, outcome=row.status,
         total=row.total, completed=row.completed, failed=row.failed, cancelled=row.cancelled,
     )  # fmt: skip
-    return await _result(await engine.submit(REPORT, closed.model_dump(mode="json")))
+    return await _result(await engine.submit(plan.report, closed.model_dump(mode="json")))
 
 
-async def written_before(engine: Engine, batch: JobHandle) -> Written | None:
+async def written_before(engine: Engine, plan: Plan, batch: JobHandle) -> Written | None:
     """What the follow-up of a closed batch wrote, if it is all there still; needs no worker."""
-    row = await (await _follow_up(engine, batch.id)).job()
+    row = await (await _follow_up(engine, plan, batch.id)).job()
     if row.status is not Status.COMPLETED:
         return None
     written = Written.model_validate(row.result)
@@ -105,10 +115,10 @@ def _is_there(written: Written) -> bool:
     return Path(written.results).is_file() and Path(written.report).is_file()
 
 
-async def _follow_up(engine: Engine, batch_id: int) -> JobHandle:
+async def _follow_up(engine: Engine, plan: Plan, batch_id: int) -> JobHandle:
     """It came with the transaction that closed the batch; the newest is of the last generation."""
     before: int | None = None
-    while page := await engine.jobs(kind=REPORT, before_id=before, limit=PAGE):
+    while page := await engine.jobs(kind=plan.report, before_id=before, limit=PAGE):
         for job in page:
             if job.follows_id == batch_id:
                 return engine.handle(job.id)
