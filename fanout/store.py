@@ -786,7 +786,7 @@ class Store:
             granted=frozenset(SlotKey(*row[:4]) for row in slots if row["granted"]),
             waiting=frozenset(SlotKey(*row[:4]) for row in slots if not row["granted"]),
             missing=frozenset(names) - {row["name"] for row in locked},
-            others=frozenset(row["limit_name"] for row in limits if row["others"]),
+            others=frozenset(token for row in limits for token in row["others"]),
             wait_seconds=min(waits, default=None),
         )
 
