@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     )
 
     alert_interval: Seconds = Field(
-        30, description="Seconds between looks for what is wrong, jittered; two make an incident."
+        60, description="Seconds between looks for what is wrong, jittered; two make an incident."
     )
     alert_stuck_after: Seconds = Field(
         900, description="Seconds without a sign of life that make a batch an incident."

@@ -166,6 +166,27 @@ async def test_what_the_receiver_asks_for_is_waited(
         assert timedelta(seconds=2900) < job.run_at - datetime.now(UTC) < timedelta(seconds=3700)
 
 
+async def test_the_document_says_how_to_verify(
+    engine: Engine, conn: asyncpg.Connection, hook: Receiver
+) -> None:
+    """Its lines take what we send, and nothing that was changed, delayed or signed otherwise."""
+    text = (Path(__file__).parents[2] / "docs/webhooks.md").read_text(encoding="utf-8")
+    _, _, program = text.partition("```python\n# verify.py\n")
+    names: dict[str, Any] = {}
+    exec(program.partition("```")[0], names)  # noqa: S102 - the document's own lines
+    async with running(engine):
+        secret = await engine.webhooks.add("billing", hook.url())
+        await ended(engine, await a_close(conn, "billing"))
+    [request] = hook.received
+    is_ours = names["is_ours"]
+    old = request.headers | {"webhook-timestamp": "1700000000"}
+    assert is_ours(secret, request.headers, request.body)
+    assert not is_ours(secret, request.headers, request.body + b" ")
+    assert not is_ours("whsec_" + "A" * 44, request.headers, request.body)
+    assert not is_ours(secret, old, request.body)
+    assert not is_ours(secret, {}, request.body)
+
+
 def test_pauses_grow_to_half_a_day() -> None:
     """Ten retries are some two days."""
     from fanout.settings import Settings  # noqa: PLC0415

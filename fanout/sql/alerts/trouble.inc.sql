@@ -49,12 +49,13 @@ trouble (kind, subject, job_id, message, is_firm) AS MATERIALIZED (
                            SELECT 1 FROM fanout.job j
                             WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NULL AND j.kind = k.kind
                               AND j.priority = p.priority AND j.run_at < statement_timestamp() - $3::interval LIMIT 1) due)
-            OR EXISTS (SELECT 1 FROM fanout.job j
-                        WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NOT NULL AND j.kind = k.kind
-                          AND j.run_at < statement_timestamp() - $3::interval)
-            OR EXISTS (SELECT 1 FROM fanout.job j
-                        WHERE j.status = 'pending' AND j.deaths > 0 AND NOT j.paused AND j.kind = k.kind
-                          AND j.run_at < statement_timestamp() - $3::interval))
+            -- not EXISTS, which might be hashed: a walk over the jobs of all kinds
+            OR (SELECT 1 FROM fanout.job j
+                 WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NOT NULL AND j.kind = k.kind
+                   AND j.run_at < statement_timestamp() - $3::interval LIMIT 1) IS NOT NULL
+            OR (SELECT 1 FROM fanout.job j
+                 WHERE j.status = 'pending' AND j.deaths > 0 AND NOT j.paused AND j.kind = k.kind
+                   AND j.run_at < statement_timestamp() - $3::interval LIMIT 1) IS NOT NULL)
      UNION ALL
     SELECT 'engine_error', l.subject, NULL, l.message, true FROM unnest($7::text[], $8::text[]) AS l (subject, message)
      UNION ALL   -- another worker's is that worker's to judge, while it lives
