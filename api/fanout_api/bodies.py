@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from fanout import UsageError
-from fanout.wire import encode
+from fanout.wire import checked_text, encode
 
 from .models import MAX_ID
 from .problems import BadBody, NotHere, WrongMediaType
@@ -23,7 +23,16 @@ from .problems import BadBody, NotHere, WrongMediaType
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["NAME", "body_of", "check_media_type", "job_id_of", "name_of", "number_of", "query_of"]
+__all__ = [
+    "NAME",
+    "body_of",
+    "check_media_type",
+    "endpoint_of",
+    "job_id_of",
+    "name_of",
+    "number_of",
+    "query_of",
+]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -32,6 +41,7 @@ NAME: Final = re.compile(r"(kind:)?[A-Za-z][A-Za-z0-9_]{0,62}")
 """Of a limit, which may be a kind's, or of a schedule."""
 SEE: Final = "See /openapi.json"
 MAX_SHOWN: Final = 80
+MAX_ENDPOINT: Final = 128
 
 
 def check_media_type(request: Request) -> None:
@@ -163,6 +173,17 @@ def name_of(request: Request) -> str:
     if not NAME.fullmatch(name):
         raise NotHere("what stands there is not a name of ours")
     return name
+
+
+def endpoint_of(request: Request) -> str:
+    """The webhooks' endpoint in the path, which may be called as its maker likes. Raises NotHere
+    for what cannot be one.
+    """
+    text: str = request.path_params["endpoint"]
+    try:
+        return checked_text(text, "endpoint", MAX_ENDPOINT)
+    except UsageError:
+        raise NotHere("what stands there is not a name of ours") from None
 
 
 def positive(text: str) -> int:

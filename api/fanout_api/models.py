@@ -59,6 +59,7 @@ MAX_ID: Final = 2**53 - 1
 KIND: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
 PERCENT: Final = r"^[0-9]{1,3}(\.[0-9]{1,6})? ?%$"
 SUM: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
+ENDPOINT: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 TEN_YEARS: Final = 10 * 366 * 86_400
 MAX_KEYS: Final = 1000
 
@@ -675,6 +676,63 @@ class Ran(Answer):
 
     kind: str
     job_id: int
+
+
+# -- webhooks --------------------------------------------------------------------------------------
+
+
+class EndpointView(Answer):
+    """Where webhooks are sent, without its secret."""
+
+    name: str
+    url: str
+    events: list[str]
+    tenant: str | None = Field(description="The one tenant whose batches it is told of; null: all.")
+    enabled: bool
+    disabled_reason: str | None
+    created_at: datetime
+    old_secret_until: datetime | None = Field(
+        description="Until when the secret before the last rotation signs as well."
+    )
+
+
+class EndpointsView(Answer):
+    """All endpoints, by name."""
+
+    endpoints: list[EndpointView]
+
+
+class EndpointBody(Asked):
+    """An endpoint to add."""
+
+    name: Annotated[str, Field(pattern=ENDPOINT)]
+    url: Annotated[str, Field(min_length=1, max_length=2000)] = Field(
+        examples=["https://example.com/hooks/fanout"]
+    )
+    events: Annotated[
+        list[Literal["batch.closed", "alert.opened", "alert.closed"]],
+        Field(min_length=1, max_length=3),
+    ] = ["batch.closed"]
+    tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+
+class Secret(Answer):
+    """A secret, for this once."""
+
+    name: str
+    secret: str = Field(description="whsec_…, as Standard Webhooks has it. It is not shown again.")
+
+
+class RotateBody(Asked):
+    """How long the old secret signs as well."""
+
+    keep_seconds: Annotated[float, Field(ge=0, le=90 * 86_400, allow_inf_nan=False)] = 86_400
+
+
+class DisableBody(Asked):
+    """Why."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
 # -- the installation ------------------------------------------------------------------------------

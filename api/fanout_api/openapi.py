@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from .bodies import NAME
 from .callers import COOKIE
-from .models import MAX_ID
+from .models import ENDPOINT, MAX_ID
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ def _of_path(endpoint: Endpoint) -> Iterator[Json]:
     if "{name}" in endpoint.path:
         schema = {"type": "string", "pattern": f"^{NAME.pattern}$"}
         yield {"name": "name", "in": "path", "required": True, "schema": schema}
+    if "{endpoint}" in endpoint.path:
+        schema = {"type": "string", "pattern": ENDPOINT}
+        yield {"name": "endpoint", "in": "path", "required": True, "schema": schema}
 
 
 def _of_query(endpoint: Endpoint) -> Iterator[Json]:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fanout import (
+    ConfigurationError,
     DatabaseUnavailable,
     FanoutError,
     IdempotencyConflict,
@@ -131,6 +132,7 @@ class Problem(BaseModel):
 
 
 TABLE: Final[tuple[tuple[type[BaseException], int, str, str], ...]] = (
+    (ConfigurationError, 409, "not-set-up", "The server is not set up for this"),
     (UsageError, 422, "bad-input", "Something in the request is not right"),
     (JobNotFound, 404, "job-not-found", "There is no such job"),
     (IdempotencyConflict, 409, "key-conflict", "The key belongs to a job with other content"),

@@ -15,7 +15,15 @@ from starlette.routing import Route
 
 from fanout.access import Scope
 
-from .bodies import body_of, check_media_type, job_id_of, name_of, number_of, query_of
+from .bodies import (
+    body_of,
+    check_media_type,
+    endpoint_of,
+    job_id_of,
+    name_of,
+    number_of,
+    query_of,
+)
 from .callers import Caller, authenticated
 from .models import Asked, Filter
 from .problems import Forbidden
@@ -78,6 +86,11 @@ class Call(Generic[Q, B]):
     def name(self) -> str:
         """The name in the path. Raises NotHere for what cannot be one."""
         return name_of(self.request)
+
+    @property
+    def endpoint(self) -> str:
+        """The webhooks' endpoint in the path. Raises NotHere for what cannot be one."""
+        return endpoint_of(self.request)
 
 
 Handle = Callable[[Call[Any, Any]], Awaitable[BaseModel | Response]]

@@ -29,6 +29,7 @@ BODIES = {
     "/v1/jobs/{job_id}/concurrency": {"concurrency": 1},
     "/v1/jobs/{job_id}/children": {"kind": "paper", "documents": [{"key": "new", "payload": {}}]},
     "/v1/limits/{name}": {"concurrency": 1},
+    "/v1/webhooks": {"name": "ops", "url": "https://example.com/hook"},
     "/v1/session": {"key": "fo_nobody"},
 }
 
@@ -58,7 +59,7 @@ async def guarded(server_dsn: str, template: str) -> AsyncIterator[Guarded]:
 
 def path_of(path: str, job_id: int) -> str:
     path = path.replace("{job_id}", str(job_id)).replace("{number}", "1")
-    path = path.replace("{name}", "nobody")
+    path = path.replace("{name}", "nobody").replace("{endpoint}", "nobody")
     return f"{path}?s={job_id}" if path == "/v1/streams" else path
 
 

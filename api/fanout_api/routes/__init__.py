@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fanout_api.table import Table
 
-from . import batches, cron, installation, jobs, limits, sessions, streams, verbs
+from . import batches, cron, installation, jobs, limits, sessions, streams, verbs, webhooks
 
 __all__ = ["TABLE"]
 
 TABLE = Table()
-for group in (jobs, verbs, batches, streams, limits, cron, installation, sessions):
+for group in (jobs, verbs, batches, streams, limits, cron, webhooks, installation, sessions):
     TABLE.endpoints.extend(group.routes.endpoints)
