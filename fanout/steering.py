@@ -26,6 +26,7 @@ __all__ = [
 
 CHUNK: Final = 500
 """Children that one statement writes, while it holds the batch's row: some 10 ms."""
+MOST_PASSES: Final = 5
 
 
 async def pause_below(store: Store, root_id: int) -> int:
@@ -56,13 +57,13 @@ async def spread_priority(store: Store, root_id: int) -> frozenset[str]:
     async for parent_id in _batches(store, root_id):
         if parent_id != root_id:
             await store.follow_priority(parent_id)
-        kinds |= (await _in_chunks(partial(store.set_priority_chunk, root_id, parent_id)))[1]
+        kinds |= await _until_settled(partial(store.set_priority_chunk, root_id, parent_id))
     return kinds
 
 
 async def spread_concurrency(store: Store, job_id: int) -> frozenset[str]:
     """Put the children of a batch with a concurrency among those whose claims are limited."""
-    return (await _in_chunks(partial(store.set_concurrency_chunk, job_id)))[1]
+    return await _until_settled(partial(store.set_concurrency_chunk, job_id))
 
 
 async def _batches(store: Store, job_id: int) -> AsyncIterator[int]:
@@ -72,6 +73,20 @@ async def _batches(store: Store, job_id: int) -> AsyncIterator[int]:
         parent_id = found.pop()
         yield parent_id
         found += await store.nested(parent_id)
+
+
+async def _until_settled(step: Callable[[int, int], Awaitable[Chunk]]) -> frozenset[str]:
+    """Again while children change: one that was locked was being put back, perhaps as it had been.
+
+    No sweep looks for those. Returns the kinds of what changed.
+    """
+    kinds: frozenset[str] = frozenset()
+    for _ in range(MOST_PASSES):
+        changed, some = await _in_chunks(step)
+        kinds |= some
+        if not changed:
+            break
+    return kinds
 
 
 async def _in_chunks(

@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 from fanout.errors import LostClaim, Refused
 from fanout.statements import load_statements
 from fanout.states import TERMINAL, Status
+from fanout.steering import pause_below, resume_below, spread_priority
 from fanout.store import Store
 from fanout.values import Claim, Completed, Counted, Failed, Retry
 from tests import factories
@@ -50,6 +51,8 @@ MAX_DEATHS: Final = 2
 MAX_RETRIES: Final = 1
 DEEPEST: Final = 2
 DOCUMENTS: Final = "abcd"
+MORE_DOCUMENTS: Final = "efgh"
+PRIORITIES: Final = (2, 5)
 RETRY: Final = Retry("timeout", "TimeoutError", 0)
 
 
@@ -72,12 +75,26 @@ class Job:
     failures: int = 0
     deaths: int = 0
     generation: int = 1
+    priority: int = 5
+    paused: bool = False
+    """Of a root: the truth for all that is below it. Of what is pending: it cannot be claimed."""
+    late: bool = False
+    """Its deadline has passed."""
     total: int = 0
     counted: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(sorted(TERMINAL), 0))
 
     @property
     def is_open(self) -> bool:
         return self.status not in TERMINAL
+
+    @property
+    def is_live(self) -> bool:
+        """Open, and nobody is ending it."""
+        return self.is_open and self.verdict is None
+
+    @property
+    def is_due(self) -> bool:
+        return self.status is PENDING and not self.paused
 
     @property
     def has_open(self) -> bool:
@@ -90,6 +107,10 @@ class Job:
             self.verdict if self.status is WAITING else None,
             *(self.attempt, self.token, self.failures, self.deaths, self.generation, self.total),
             *(self.counted[s] for s in (COMPLETED, FAILED, CANCELLED)),
+            self.priority if self.is_open else None,
+            self.paused
+            if self.status is PENDING or (self.is_open and self.parent is None)
+            else None,
         )
 
 
@@ -107,6 +128,19 @@ class Model:
     def children(self, job: Job) -> list[Job]:
         return sorted((c for c in self.jobs.values() if c.parent == job.id), key=lambda c: c.id)
 
+    def root(self, job: Job) -> Job:
+        while job.parent is not None:
+            job = self.jobs[job.parent]
+        return job
+
+    def below(self, job: Job) -> list[Job]:
+        """Everything open below it that a walk over open batches reaches."""
+        found: list[Job] = []
+        for child in self.children(job):
+            if child.is_open:
+                found += [child, *self.below(child)]
+        return found
+
     def holds(self, claim: Claim, token: UUID) -> bool:
         job = self.jobs[claim.id]
         return (job.attempt, job.token) == (claim.attempt, token)
@@ -120,7 +154,7 @@ class Model:
         )
 
     def put_back(self, job: Job) -> None:
-        job.status, job.token = PENDING, None
+        job.status, job.token, job.paused = PENDING, None, self.root(job).paused
 
     def end(self, job: Job, outcome: Status) -> None:
         """As `outcome`, or, if children are open, once they have ended."""
@@ -150,6 +184,7 @@ class Model:
         parent.counted[outcome] -= 1
         if parent.status is COMPLETED:
             parent.status, parent.generation = WAITING, parent.generation + 1
+            parent.paused = parent.late = False
             if parent.parent is not None:
                 self.reopen(self.jobs[parent.parent], COMPLETED)
 
@@ -194,7 +229,7 @@ OUTCOMES: Final = st.lists(st.sampled_from([True, True, False]), min_size=1, max
 
 
 class Machine(RuleBasedStateMachine):
-    """Two workers, some zombies, a sweeper, and people who cancel and retry."""
+    """Two workers, some zombies, a sweeper, and people who pause, add, cancel and retry."""
 
     bridge: ClassVar[Bridge]
 
@@ -270,8 +305,11 @@ class Machine(RuleBasedStateMachine):
         failed = [c for c in self.model.children(job) if c.status is FAILED and not c.total]
         if failed and self.model.may_reopen(job):
             assert self.run(self.store.retry_failed(job.id)) == len(failed)
+            root = self.model.root(job)
+            paused = root.paused and root.is_open
             for child in failed:
                 self.open_again(child)
+                child.paused = paused
                 self.model.reopen(job, FAILED)
         else:
             with pytest.raises(Refused):
@@ -290,6 +328,119 @@ class Machine(RuleBasedStateMachine):
 
     def open_again(self, job: Job) -> None:
         job.status, job.failures, job.deaths, job.generation = PENDING, 0, 0, job.generation + 1
+        job.paused = job.late = False
+
+    # -- what people tell a batch -----------------------------------------------------------------
+
+    @rule(data=st.data(), how_far=st.sampled_from(["said", "a chunk", "all"]))
+    def pause(self, data: st.DataObject, how_far: str) -> None:
+        """Said, and spread as far as its caller came before it died."""
+        job = self.a_job(data, MANAGER, LEAF)
+        may = job.is_live and job.parent is None and not job.paused
+        assert self.run(self.store.pause(job.id)) is may
+        if may:
+            job.paused = True
+        self.spread_pause(data, job, how_far)
+
+    @precondition(lambda self: any(job.paused for job in self.of_kind()))
+    @rule(data=st.data(), how_far=st.sampled_from(["said", "a chunk", "all"]))
+    def resume(self, data: st.DataObject, how_far: str) -> None:
+        job = data.draw(st.sampled_from([job for job in self.of_kind() if job.paused]), "job")
+        may = job.is_live and job.parent is None
+        assert self.run(self.store.resume(job.id)) == (job.kind if may else None)
+        if may:
+            job.paused = False
+        self.spread_pause(data, job, how_far)
+
+    def spread_pause(self, data: st.DataObject, job: Job, how_far: str) -> None:
+        root = self.model.root(job)
+        if how_far == "a chunk":
+            parent = data.draw(st.sampled_from([root, *self.model.below(root)]), "parent")
+            limit = data.draw(st.integers(1, 3), "limit")
+            step = self.store.pause_chunk if root.paused else self.store.resume_chunk
+            chunk = self.run(step(root.id, parent.id, 0, limit))
+            turned = self.unlike_root(root, self.model.children(parent))[:limit]
+            assert chunk.changed == len(turned)
+            for child in turned:
+                child.paused = root.paused
+        elif how_far == "all":
+            self.converge(root)
+        self.compare()
+
+    @rule(data=st.data())
+    def sweep_pauses(self, data: st.DataObject) -> None:
+        """What a sweeper does about pauses and resumes that were left half done."""
+        self.converge(self.model.root(self.a_job(data)))
+        self.compare()
+
+    def converge(self, root: Job) -> None:
+        """Then below a paused root nothing can be claimed, and below another nothing is paused."""
+        spread = pause_below if root.paused else resume_below
+        self.run(spread(self.store, root.id))
+        if not root.is_open or (root.paused and root.verdict is not None):
+            return
+        for child in self.unlike_root(root, self.model.below(root)):
+            child.paused = root.paused
+
+    def unlike_root(self, root: Job, jobs: list[Job]) -> list[Job]:
+        if root.paused and not root.is_live:
+            return []
+        return [j for j in jobs if j.status is PENDING and j.paused is not root.paused]
+
+    @rule(data=st.data(), priority=st.sampled_from(PRIORITIES), all_of_it=st.booleans())
+    def set_priority(self, data: st.DataObject, priority: int, all_of_it: bool) -> None:
+        job = self.a_job(data)
+        may = job.is_live and job.parent is None
+        told = self.run(self.store.set_priority(job.id, priority))
+        assert told == (job.kind if may else None)
+        if may:
+            job.priority = priority
+            if all_of_it:
+                self.run(spread_priority(self.store, job.id))
+                for below in self.model.below(job):
+                    below.priority = priority
+        self.compare()
+
+    @rule(
+        data=st.data(),
+        documents=st.sets(st.sampled_from(DOCUMENTS + MORE_DOCUMENTS), max_size=3),
+        gone=st.sets(st.sampled_from(MORE_DOCUMENTS), max_size=1),
+    )
+    def add(self, data: st.DataObject, documents: set[str], gone: set[str]) -> None:
+        """Documents for a batch that is open, from outside; it has the last word on its close."""
+        job = self.a_job(data, MANAGER)
+        call = factories.add_children(self.store, job.id, sorted(documents), gone=frozenset(gone))
+        if not job.is_live:
+            with pytest.raises(Refused):
+                self.run(call)
+            self.compare()
+            return
+        fresh = documents - {c.document for c in self.model.children(job)}
+        assert self.run(call) == (len(fresh), job.total + len(fresh))
+        self.bear(job, LEAF, fresh, gone, on_closed=None, priority=job.priority)
+        self.compare()
+
+    @rule(data=st.data(), passes=st.booleans())
+    def deadline(self, data: st.DataObject, passes: bool) -> None:
+        """It passes, and a sweeper comes by; it comes by as well when nothing is late."""
+        job = self.a_job(data)
+        if passes:
+            self.run(
+                self.conn.execute(
+                    """UPDATE fanout.job SET deadline = clock_timestamp() - interval '1 s'
+                        WHERE id = $1""",
+                    job.id,
+                )
+            )
+            job.late = True
+        late = sorted(j.id for j in self.of_kind() if j.late and j.is_live)
+        assert self.run(self.store.late(1000)) == late
+        may = job.late and job.is_live
+        counted = self.run(self.store.doom_late(job.id))
+        self.moved(counted, [job] if may else [])
+        if may:
+            self.model.end(job, FAILED)
+        self.compare()
 
     # -- what workers do --------------------------------------------------------------------------
 
@@ -300,12 +451,13 @@ class Machine(RuleBasedStateMachine):
         lease=st.sampled_from([LEASE, LEASE, GONE]),
     )
     def claim(self, kinds: list[str], limit: int, token: UUID, lease: float) -> None:
-        due = [j for j in self.of_kind(*kinds) if j.status is PENDING and not j.deaths]
-        wanted = [(kind, 5, LONG_AGO) for kind in kinds]
+        due = [j for j in self.of_kind(*kinds) if j.is_due and not j.deaths]
+        wanted = [(kind, priority, LONG_AGO) for priority in PRIORITIES for kind in kinds]
         claims, suspect_age, _ = self.run(self.store.claim(wanted, limit, token, lease))
         assert len(claims) == min(limit, len(due))
         assert {c.id for c in claims} <= {j.id for j in due}
-        suspects = [j for j in self.of_kind(*kinds) if j.status is PENDING and j.deaths]
+        assert [c.priority for c in claims] == sorted(c.priority for c in claims)
+        suspects = [j for j in self.of_kind(*kinds) if j.is_due and j.deaths]
         assert (suspect_age is not None) == bool(suspects)
         for claim in claims:
             self.took(claim, token, lease)
@@ -314,7 +466,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(j.status is PENDING and j.deaths for j in self.of_kind()))
     @rule(token=st.sampled_from([ME, OTHER]), lease=st.sampled_from([LEASE, GONE]))
     def claim_alone(self, token: UUID, lease: float) -> None:
-        suspects = {j.id for j in self.of_kind() if j.status is PENDING and j.deaths}
+        suspects = {j.id for j in self.of_kind() if j.is_due and j.deaths}
         claim = self.run(self.store.claim_alone(KINDS, token, lease))
         assert (claim is not None) == bool(suspects)
         if claim is not None:
@@ -372,14 +524,28 @@ class Machine(RuleBasedStateMachine):
         fresh = documents - {c.document for c in self.model.children(job)}
         assert self.run(call) == (len(fresh), job.total + len(fresh))
         job.lease_gone = lease == GONE
-        for child_id, document in self.run(self.born(job.id, fresh)):
+        self.bear(job, kind, fresh, gone, on_closed=on_closed, priority=5)
+        self.compare()
+
+    def bear(
+        self,
+        job: Job,
+        kind: str,
+        documents: set[str],
+        gone: set[str],
+        *,
+        on_closed: str | None,
+        priority: int,
+    ) -> None:
+        paused = self.model.root(job).paused
+        for child_id, document in self.run(self.born(job.id, documents)):
             child = Job(child_id, kind, job.id, document, job.depth + 1, on_closed=on_closed)
+            child.priority, child.paused = priority, paused
             self.model.add(child)
             job.total += 1
             if document in gone:
                 child.status = FAILED
                 self.model.closed(child)
-        self.compare()
 
     async def born(self, parent: int, documents: set[str]) -> list[tuple[int, str]]:
         rows = await self.conn.fetch(
@@ -570,7 +736,11 @@ class Machine(RuleBasedStateMachine):
                 """SELECT id, follows_id, follows_generation, kind, on_closed, max_retries, status,
                           CASE WHEN status = 'waiting' THEN verdict END AS verdict,
                           attempt, claim_token, failures, deaths, generation,
-                          total, completed, failed, cancelled FROM fanout.job ORDER BY id"""
+                          total, completed, failed, cancelled,
+                          CASE WHEN finished_at IS NULL THEN priority END AS priority,
+                          CASE WHEN status = 'pending'
+                                 OR finished_at IS NULL AND parent_id IS NULL THEN paused END
+                          AS paused FROM fanout.job ORDER BY id"""
             )
         )
         for row in rows:
@@ -594,6 +764,9 @@ class Machine(RuleBasedStateMachine):
         await self.conn.execute(
             "UPDATE fanout.job SET lease_expires_at = clock_timestamp() - interval '1 s' "
             "WHERE status = 'processing'"
+        )
+        await self.conn.execute(
+            "UPDATE fanout.job SET paused = false, priority = 5 WHERE priority <> 5 OR paused"
         )
         for _ in range(100):
             for depth in await self.store.expired_depths():
@@ -635,6 +808,8 @@ def bridge(database: str) -> Iterator[Bridge]:
 
 @pytest.mark.timeout(60 + 5 * EXAMPLES)
 def test_any_order_of_calls_ends_where_the_model_says(bridge: Bridge) -> None:
-    """Submit, dispatch, claim, beat, end, release, crash, sweep, cancel, retry: in any order."""
+    """Submit, dispatch, add, claim, beat, end, release, crash, sweep, pause, resume, lift, cancel,
+    retry, be late: in any order.
+    """
     machine = type("BoundMachine", (Machine,), {"bridge": bridge})
     run_state_machine_as_test(machine, settings=SETTINGS)
