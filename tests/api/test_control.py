@@ -104,6 +104,62 @@ async def test_a_schedule_that_is_not_there_is_404(shared: House, name: str) -> 
         problem(await shared.post(f"/v1/cron/{name}/{verb}"), 404)
 
 
+# -- webhooks --------------------------------------------------------------------------------------
+
+HOOK = {"name": "ops", "url": "https://example.com/hooks/1", "tenant": "a"}
+
+
+async def test_an_endpoint_is_added_rotated_switched_tested_and_removed(own: House) -> None:
+    """Its secrets are in the answers that make them, and in no other."""
+    made = await own.post("/v1/webhooks", HOOK)
+    assert made.status_code == 201, made.text
+    secret = made.json()["secret"]
+    assert secret.startswith("whsec_")
+    (listed,) = (await own.client.get("/v1/webhooks")).json()["endpoints"]
+    assert (listed["name"], listed["tenant"], listed["events"]) == ("ops", "a", ["batch.closed"])
+    assert problem(await own.post("/v1/webhooks", HOOK), 422)["field"] == "name"
+    rotated = (await own.post("/v1/webhooks/ops/rotate", {"keep_seconds": 60})).json()["secret"]
+    assert rotated != secret
+    off = (await own.post("/v1/webhooks/ops/disable", {"reason": "moved"})).json()
+    assert (off["enabled"], off["disabled_reason"]) == (False, "moved")
+    on = await own.post("/v1/webhooks/ops/enable")
+    assert on.json()["enabled"] is True
+    tested = await own.post("/v1/webhooks/ops/test")
+    assert tested.status_code == 201
+    job = await own.client.get(f"/v1/jobs/{tested.json()['job_id']}")
+    assert job.json()["payload"]["type"] == "webhook.test"
+    told = (await own.client.get("/v1/webhooks")).text + on.text + job.text + tested.text
+    assert secret not in told
+    assert rotated not in told
+    assert (await own.client.delete("/v1/webhooks/ops")).status_code == 204
+    for verb in ("rotate", "disable", "enable", "test"):
+        problem(await own.post(f"/v1/webhooks/ops/{verb}"), 404)
+    problem(await own.client.delete("/v1/webhooks/ops"), 404)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"url": "http://example.com/"}, "url"),
+        ({"url": "https://127.0.0.1/"}, "url"),
+        ({"url": "https://user:pass@example.com/"}, "url"),
+        ({"url": "file:///etc/passwd"}, "url"),
+        ({"events": []}, "events"),
+        ({"events": ["batch.opened"]}, "events"),
+        ({"name": "a/b"}, "name"),
+        ({"name": ""}, "name"),
+        ({"secret": "mine"}, "secret"),
+    ],
+)
+async def test_an_endpoint_that_cannot_be_is_refused(
+    shared: House, more: dict[str, Any], field: str
+) -> None:
+    """Other schemes, addresses of this machine, passwords in addresses; nothing is kept."""
+    told = problem(await shared.post("/v1/webhooks", {**HOOK, **more}), 422)
+    assert told["field"].split(".")[0] == field
+    assert (await shared.client.get("/v1/webhooks")).json() == {"endpoints": []}
+
+
 # -- what a batch is told --------------------------------------------------------------------------
 
 
@@ -211,9 +267,9 @@ async def test_the_stored_log_is_looked_through(own: House) -> None:
 
 
 async def test_what_is_of_all_tenants_is_for_keys_without_one_and_changed_by_operators() -> None:
-    """Limits and schedules: the table that the router runs says so of each route."""
-    found = [one for one in TABLE.endpoints if one.tag in {"limits", "cron"}]
-    assert len(found) == 9
+    """Limits, schedules, webhooks: the table that the router runs says so of each route."""
+    found = [one for one in TABLE.endpoints if one.tag in {"limits", "cron", "webhooks"}]
+    assert len(found) == 16
     for one in found:
         assert one.is_whole, one.path
         assert one.scope == (Scope.READ if one.method == "GET" else Scope.OPERATE), one.path
