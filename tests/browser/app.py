@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -49,6 +50,8 @@ class Plan(BaseModel):
     fail_every: int = Field(default=0, ge=0, description="one of so many fails; 0: none")
     mode: Literal["plain", "hostile"] = "plain"
     hold: bool = Field(default=False, description="papers wait at the gate")
+    parser: bool = Field(default=False, description="papers take turns, two at a time")
+    flaky: bool = Field(default=False, description="each paper fails once, and is tried again")
     tags: list[str] = []
     options: Options = Options()
 
@@ -61,6 +64,8 @@ class Paper(BaseModel):
     seconds: float
     fails: bool
     waits: bool = False
+    parser: bool = False
+    flaky: bool = False
     hostile: str | None = None
 
 
@@ -76,18 +81,19 @@ def build(
     async def papers_extract(job: Job[Paper]) -> dict[str, object]:
         """Read one paper."""
         paper = job.payload
-        if paper.waits and gate is not None:
-            await gate.wait()
+        async with job.limit("parser", 2) if paper.parser else contextlib.nullcontext():
+            if paper.waits and gate is not None:
+                await gate.wait()
         job.log(f"{paper.title}: opened, {paper.number * 37 % 40 + 3} pages")
         steps = 3
         for step in range(1, steps + 1):
             await asyncio.sleep(paper.seconds / steps * random.uniform(0.5, 1.5))
             job.progress(step, steps)
-        if paper.hostile is not None:
-            for level in ("info", "warning", "error"):
-                job.log(paper.hostile, level=level)
-        if paper.number % 17 == 5:
-            job.log("429 from parser, again in 20 s", level="warning")
+        _say(job, paper)
+        pages = paper.number * 37 % 40 + 3
+        job.add(pages=pages, cost=pages / 100)
+        if paper.flaky and job.attempt == 1:
+            raise ConnectionError("parser: connection reset")
         if paper.fails:
             raise PermanentError(paper.hostile or REASONS[paper.number % len(REASONS)])
         characters = paper.number * 7919 % 60_000 + 1200
@@ -102,7 +108,20 @@ def build(
         await job.fan_out(papers_extract, [_document(plan, n) for n in range(plan.papers)])
         return {"papers": plan.papers}
 
+    @engine.job
+    async def papers_report(job: Job[Any]) -> str:
+        """What follows a batch."""
+        return "written"
+
     return engine
+
+
+def _say(job: Job[Paper], paper: Paper) -> None:
+    if paper.hostile is not None:
+        for level in ("info", "warning", "error"):
+            job.log(paper.hostile, level=level)
+    if paper.number % 17 == 5:
+        job.log("429 from parser, again in 20 s", level="warning")
 
 
 def _document(plan: Plan, number: int) -> Document:
@@ -116,6 +135,8 @@ def _document(plan: Plan, number: int) -> Document:
         seconds=plan.seconds,
         fails=fails,
         waits=plan.hold,
+        parser=plan.parser,
+        flaky=plan.flaky,
         hostile=hostile,
     )
     return Document(key, paper)

@@ -18,8 +18,9 @@ from typing import Any
 
 from playwright.async_api import BrowserContext, Page, async_playwright, expect
 
-__all__ = ["CHROMIUM", "Site", "Witness", "chromium", "expect", "free_port"]
+__all__ = ["CHROMIUM", "Site", "Witness", "asks", "chromium", "expect", "free_port"]
 
+expect.set_options(timeout=30_000)  # this machine may have other things to do
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("FANOUT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
@@ -84,6 +85,13 @@ class Witness:
             ),
         )
         return page
+
+
+async def asks(page: Page, verb: str, question: str) -> None:
+    """Press a verb's button, read what it will do, and say yes."""
+    await page.get_by_role("button", name=verb, exact=True).click()
+    await expect(page.locator(".asking.open")).to_contain_text(question)
+    await page.locator(".asking.open .danger").click()
 
 
 def free_port() -> int:

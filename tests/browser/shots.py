@@ -1,6 +1,8 @@
-"""Screenshots of every view, from a system that runs: `python -m tests.browser.shots [FOLDER]`.
+"""Screenshots of every view, or of those named, from a system that runs.
 
-Light, dark and narrow. Needs a Chromium; takes about a minute.
+`python -m tests.browser.shots FOLDER [VIEW …]`
+
+Light, dark and narrow. Needs a Chromium; takes about two minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from playwright.async_api import BrowserContext
 
 from fanout import Engine, embedded
+from fanout.cron import Schedule
 from tests.browser.app import Plan, build
 from tests.browser.driving import Site, chromium
 from tests.engine.running import quick
@@ -62,6 +65,30 @@ async def _batches(engine: Engine) -> dict[str, str]:
     running = await engine.submit(
         "papers_batch", Plan(papers=200, seconds=2.5, fail_every=14), key="import-2026-11"
     )
+    limited = await engine.submit(
+        "papers_batch",
+        Plan(papers=40, seconds=6, parser=True, flaky=True),
+        key="one-at-a-time",
+        budget={"cost": 20, "pages": 1200},
+        on_closed="papers_report",
+    )
+    paused = await engine.submit("papers_batch", Plan(papers=90, seconds=2), key="tomorrow")
+    reported = await engine.submit(
+        "papers_batch",
+        Plan(papers=12, seconds=0.2, flaky=True, fail_every=5),
+        key="reported",
+        on_closed="papers_report",
+        budget={"pages": 700},
+    )
+    await reported.wait(120)
+    await paused.pause()
+    await engine.submit("papers_ocr", key="nobody-serves-it")
+    await engine.schedules.add(
+        Schedule("nightly", "papers_batch", "0 3 * * *", "Europe/Berlin", payload='{"papers": 1}')
+    )
+    await engine.schedules.add(Schedule("weekly", "papers_report", "30 7 * * 1"))
+    await engine.schedules.pause("weekly")
+    retried = await anext(reported.failures())
     failed = await anext(done.failures())
     fine = (await done.children_page(limit=1))[0]
     return {
@@ -75,6 +102,12 @@ async def _batches(engine: Engine) -> dict[str, str]:
         "hostile": f"#/jobs/{hostile.id}?view=table",
         "child-failed": f"#/jobs/{failed.id}",
         "child": f"#/jobs/{fine.id}",
+        "child-retried": f"#/jobs/{retried.id}",
+        "limited": f"#/jobs/{limited.id}",
+        "paused": f"#/jobs/{paused.id}",
+        "reported": f"#/jobs/{reported.id}",
+        "limits": "#/limits",
+        "schedules": "#/schedules",
         "workers": "#/workers",
         "submit": "#/submit?kind=papers_batch",
         "missing": "#/jobs/4711",
@@ -92,8 +125,8 @@ async def _take(browser: BrowserContext, url: str, address: str, to: Path) -> No
         await page.close()
 
 
-async def main(folder: Path) -> None:
-    """Take them all."""
+async def main(folder: Path, names: set[str]) -> None:
+    """Take them all, or those of `names`."""
     folder.mkdir(parents=True, exist_ok=True)
     async with _database() as dsn, chromium() as browser:
         engine = build(dsn, quick())
@@ -105,6 +138,8 @@ async def main(folder: Path) -> None:
                 async with engine.worker(concurrency=10, name="pod-1"):
                     views = await _batches(engine)
                     for name, address in views.items():
+                        if names and name not in names:
+                            continue
                         await _take(browser, site.url, address, folder / name)
                 page = await browser.new_page()
                 still = await engine.submit("papers_batch", Plan(papers=80, seconds=1), key="slow")
@@ -120,4 +155,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots")))
+    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots"), {*sys.argv[2:]}))

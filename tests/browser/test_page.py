@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fanout import Engine, JobHandle
 from fanout.access import Access, Scope
 from tests.browser.app import HOSTILE, Options, Plan
 from tests.browser.conftest import Opens
-from tests.browser.driving import Site, Witness, expect
+from tests.browser.driving import Site, Witness, asks, expect
 
 pytestmark = pytest.mark.browser
 
@@ -148,6 +149,43 @@ async def test_everything_by_keyboard(opened: Opens, engine: Engine) -> None:
     await expect(page.locator(".job .badge")).to_have_text("cancelled")
 
 
+async def test_a_batch_is_steered(opened: Opens, engine: Engine, gate: asyncio.Event) -> None:
+    """Paused, given another priority and concurrency, resumed; and what followed its close."""
+    handle = await engine.submit(
+        "papers_batch",
+        Plan(papers=12, seconds=0, hold=True),
+        key="steered",
+        on_closed="papers_report",
+    )
+    page = await opened(f"#/jobs/{handle.id}")
+    await expect(page.locator(".counts")).to_contain_text("4 running")
+    await asks(page, "Pause", "What runs goes on to its end")
+    await expect(page.locator(".job .badge")).to_have_text("paused")
+    await expect(page.locator(".waits")).to_contain_text("until it is resumed")
+    await page.get_by_label("Priority").select_option("1")
+    await expect(page.get_by_text("set", exact=True)).to_be_visible()
+    assert (await handle.job()).priority == 1
+    for text, most in (("2", 2), ("", None)):
+        await page.get_by_label("Children at once").fill(text)
+        async with page.expect_response("**/concurrency"):
+            await page.get_by_role("button", name="Set", exact=True).click()
+        assert (await handle.job()).concurrency == most
+    other = await opened()
+    await expect(other.locator(".jobs .badge")).to_have_text("paused")
+    await asks(page, "Resume", "Its children start again")
+    await expect(page.locator(".job .badge")).to_have_text("running")
+    gate.set()
+    await handle.wait(60)
+    await expect(page.get_by_role("button", name="Pause")).to_be_disabled(timeout=20_000)
+    await expect(page.get_by_role("button", name="Pause")).to_have_attribute(
+        "title", "It has ended."
+    )
+    follow_up = page.locator(".chain a")
+    await expect(follow_up).to_contain_text("papers_report", timeout=30_000)
+    await follow_up.click()
+    await expect(page.locator(".chain [aria-current]")).to_contain_text("papers_report")
+
+
 async def test_failures_are_retried_by_reason(opened: Opens, engine: Engine) -> None:
     """A group is retried alone; the batch opens again, and the page follows it to its new end."""
     handle = await batch(engine, "again", papers=20, fail_every=4)
@@ -193,11 +231,24 @@ async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> 
     await page.get_by_label("mode", exact=True).select_option("hostile")
     await page.get_by_text("Key, priority").click()
     await page.get_by_label("Idempotency key").fill("by-form")
+    await page.get_by_text("A batch: how many at once").click()
+    for label, text in (
+        ("Children at once", "2"),
+        ("Fails after", "50 %"),
+        ("Deadline in seconds", "600"),
+        ("Budget", "cost=50 pages=1000"),
+        ("Then", "papers_report"),
+    ):
+        await page.get_by_label(label, exact=True).fill(text)
     await page.get_by_role("button", name="Submit").click()
     await expect(page.locator("h1")).to_contain_text("by-form")
     job = await engine.find("by-form")
     assert job is not None
-    payload = (await job.job()).payload
+    row = await job.job()
+    assert (row.concurrency, row.fail_after_percent, row.on_closed) == (2, 50, "papers_report")
+    assert row.budget == {"cost": 50, "pages": 1000}
+    assert row.deadline is not None
+    payload = row.payload
     plan = Plan(papers=3, seconds=0, mode="hostile", tags=["one", "two"], options=Options(pages=12))
     assert Plan.model_validate(payload) == plan
     page = await opened("#/submit?kind=papers_batch")

@@ -1,14 +1,18 @@
 /** Which view the address asks for. The address holds the state: #/jobs/12?status=failed. */
 
+import { banner } from "./alerts.js";
 import { about, get, poll, send, trouble } from "./api.js";
 import { h, many, put, said } from "./dom.js";
-import { listView } from "./list.js";
 import { jobView } from "./job.js";
+import { limitsView } from "./limits.js";
+import { listView } from "./list.js";
+import { schedulesView } from "./schedules.js";
 import { workersView } from "./workers.js";
 import { submitView } from "./submit.js";
 
 const main = document.getElementById("main");
-const VIEWS = [[/^\/$/, listView], [/^\/jobs\/(\d{1,18})$/, jobView], [/^\/workers$/, workersView], [/^\/submit$/, submitView]];
+const VIEWS = [[/^\/$/, listView], [/^\/jobs\/(\d{1,18})$/, jobView], [/^\/workers$/, workersView],
+  [/^\/limits$/, limitsView], [/^\/schedules$/, schedulesView], [/^\/submit$/, submitView]];
 let shown = null;
 
 /** What the address says: a path, and parameters that a view reads and writes. */
@@ -82,9 +86,11 @@ async function signOut() {
   signIn();
 }
 
-let introduction = null;
+let [introduction, alerts] = [null, null];
 function begin() {
   introduction?.stop();
+  alerts?.stop();
+  alerts = banner(document.getElementById("alerts"));
   introduction = poll(async () => {
     Object.assign(about, await get("about"));
     const facts = document.getElementById("facts");

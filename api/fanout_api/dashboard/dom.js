@@ -113,6 +113,9 @@ export const exact = (at) => whole.format(new Date(at));
 export const atMinute = (at) => ((date) => (isToday(date) ? "" : `${day.format(date)} `) + minute.format(date))(new Date(at));
 export const atSecond = (at) => second.format(new Date(at));
 
+/** A sentence of the server, its times in the time zone of who reads it. */
+export const hereTimes = (text) => text.replace(/\b(\d\d):(\d\d):(\d\d) UTC\b/g, (_, ...hms) => atSecond(new Date(clock.now()).setUTCHours(...hms.slice(0, 3).map(Number))));
+
 function ago(at) {
   const seconds = (clock.now() - at) / 1000;
   if (seconds < -5) return `in ${duration(-seconds)}`;
@@ -189,13 +192,14 @@ export function bar() {
 }
 
 /** A button that asks once, in its place, and says what will happen. */
-export function asking(label, question, act, { yes = label, className = "" } = {}) {
+export function asking(label, question, act, { yes = label, className = "", rested } = {}) {
   const box = h("span", { class: "asking" });
   const rest = (focus) => {
     const button = h("button", { type: "button", class: className, onclick: ask }, label);
     box.replaceChildren(button);
     box.classList.remove("open");
     if (focus) button.focus();
+    if (box.isConnected) rested?.();
   };
   const ask = () => {
     box.classList.add("open");

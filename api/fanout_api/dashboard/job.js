@@ -1,7 +1,9 @@
 /** One job: a batch with all that belongs to it, a child, or a job that stands alone. */
 
 import { download, get, mayNot, poll, report } from "./api.js";
-import { atMinute, badge, bar, between, clock, count, duration, fill, h, isEnded, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
+import { timeline } from "./attempts.js";
+import { chain } from "./chain.js";
+import { atMinute, bar, between, clock, count, duration, fill, h, hereTimes, isEnded, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 import { stateBadge, stateOf } from "./list.js";
 import { logView } from "./log.js";
@@ -25,6 +27,7 @@ export function jobView(context, id) {
       view.begin();
     }
     view.show(job);
+    await view.around();
     return isEnded(job.status) ? 15 : view.isLive() ? 10 : 3;
   }, 5, context.fail);
   return {
@@ -68,6 +71,8 @@ function shown(context, first, soon) {
   const [list, groups] = [h("ul", { class: "reasons" }), new Map()];
   const failures = h("section", { hidden: true }, h("h2", {}, "Failures"), list);
   const facts = h("section", { class: "facts" });
+  const around = chain(id);
+  const tries = timeline();
   const log = logView(first.root_id ?? id, { ...context, only: isChild ? id : null });
   const exports = h("p", { class: "exports quiet", hidden: true }, "Export: ", ["children", "results", "failures"].map((what) => [what, " ", download("CSV", `jobs/${id}/export`, { what, format: "csv" }), " ", download("JSON lines", `jobs/${id}/export`, { what, format: "jsonl" }), what === "failures" ? "" : " · "]));
 
@@ -157,7 +162,7 @@ function shown(context, first, soon) {
       .filter(([letter, n]) => n || letter === "c");
     fill(figures, JSON.stringify([parts, job.total]), h("span", {}, `${count(p.ended ?? job.completed + job.failed + job.cancelled)} of ${count(job.total)}`), parts.map(([letter, n, word]) => h("span", {}, mark(letter), `${count(n)} ${word}`)));
     fill(legend, parts.map(([letter]) => letter).join(""), parts.map(([letter, , word]) => h("span", {}, mark(letter), word)));
-    fill(waits, JSON.stringify(p.waits_for ?? []), (p.waits_for ?? []).map((line) => said(line, "li")));
+    fill(waits, JSON.stringify(p.waits_for ?? []), (p.waits_for ?? []).map((line) => said(hereTimes(line), "li")));
     const reason = isChild || !isBatch ? "" : job.reason || job.error || "";
     fill(why, reason, reason ? long(reason) : []);
     tick();
@@ -198,6 +203,7 @@ function shown(context, first, soon) {
     if (job.created_at) add("Submitted", when(job.created_at));
     if (job.claimed_at && !job.total) add("Begun", when(job.claimed_at));
     if (job.finished_at) add("Ended", when(job.finished_at));
+    if (job.deadline) add("Deadline", when(job.deadline));
     if (job.on_closed) add("Then", said(job.on_closed));
     if (job.follows_id) add("Follows", h("a", { href: `#/jobs/${job.follows_id}` }, `job ${job.follows_id}`));
     add("Job", `${id}${job.priority === 5 || job.priority === undefined ? "" : ` · priority ${job.priority}`}${job.generation > 1 ? ` · opened ${job.generation} times` : ""}`);
@@ -224,12 +230,17 @@ function shown(context, first, soon) {
 
   const ticking = setInterval(tick, 1000);
   return {
-    element: h("div", {}, head, isChild ? [facts] : [history], children, failures, log.element, isChild ? [] : [settings.element, facts], exports),
+    element: h("div", {}, head, isChild ? [tries.element, facts] : [history], children, failures, around.element, log.element, isChild ? [] : [settings.element, facts], exports),
     begin() {
       choose(context.params.get("view") === "table" ? "table" : "squares", false);
       follow();
     },
     show,
+    /** What changes with a close, and with what came before. */
+    async around() {
+      if (!job.total && job.attempt) tries.show((await get(`jobs/${id}/attempts`)).attempts);
+      if (!isChild || job.total) around.show(await get(`jobs/${id}/tree`));
+    },
     isLive: () => events?.status.state === "live",
     update(params) {
       log.go(params.get("line"));

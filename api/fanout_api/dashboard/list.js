@@ -1,7 +1,7 @@
 /** All batches, newest first, with bars that move. */
 
 import { get, poll, report, base } from "./api.js";
-import { badge, bar, count, duration, fill, h, isEnded, mark, percentOf, put, said, when } from "./dom.js";
+import { badge, bar, count, duration, fill, h, hereTimes, isEnded, mark, percentOf, put, said, when } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 
 const PAGE = 25;
@@ -134,7 +134,7 @@ function line(first) {
       fill(state, stateOf(job), stateBadge(job));
       const ended = endedOf(job);
       put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
-      const why = this.open ? job.waits_for?.[0] : job.reason || job.error;
+      const why = this.open ? job.waits_for?.[0] && hereTimes(job.waits_for[0]) : job.reason || job.error;
       fill(note, `${job.failed} ${why}`, job.failed ? [mark("f"), `${count(job.failed)} failed`] : [], why ? said(why.slice(0, 120)) : []);
       fill(time, job.finished_at ?? "", job.finished_at
         ? [`took ${duration((Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000)} · `, when(job.finished_at)] : ["started ", when(job.created_at)]);

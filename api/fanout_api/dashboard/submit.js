@@ -5,6 +5,14 @@ import { h, put, said, visible } from "./dom.js";
 
 const LIMIT = 1024;
 
+/** Options of a batch that are no plain text. */
+const READ = {
+  concurrency: Number,
+  deadline_seconds: Number,
+  fail_after: (text) => (/^\d+$/.test(text) ? Number(text) : text),
+  budget: (text) => Object.fromEntries(text.split(/[\s,;]+/).filter(Boolean).map((part) => part.split("=")).map(([name, most]) => [name, Number(most)])),
+};
+
 export function submitView({ params, address, fail }) {
   const place = h("div");
   const box = h("section", { "data-ready": "" }, h("h1", {}, "Submit a job"), place);
@@ -20,6 +28,9 @@ function form(kinds, params, address) {
   const asJson = h("input", { type: "checkbox", id: "as", onchange: turn });
   const [bytes, answer] = [h("span", { class: "figures quiet" }), h("div", { role: "alert" })];
   const more = { key: h("input", { id: "idem", maxlength: 200 }), priority: h("input", { type: "number", min: 0, max: 9, placeholder: "5" }), delay: h("input", { type: "number", min: 0, step: "any" }), max_retries: h("input", { type: "number", min: 0 }) };
+  const text = (props) => h("input", { maxlength: 200, ...props });
+  const batch = { on_closed: text({ list: "kinds" }), concurrency: h("input", { type: "number", min: 1 }), fail_after: text({ placeholder: "20, or 5 %" }), deadline_seconds: h("input", { type: "number", min: 1, step: "any" }),
+    budget: text({ placeholder: "cost=50 tokens=2000000" }), partition: text(), webhook: text(), closing: h("select", {}, h("option", { value: "" }, "the last child, at once"), h("option", { value: "aggregate" }, "a count every 10 s")) };
   let built = null;
 
   function pick() {
@@ -62,6 +73,7 @@ function form(kinds, params, address) {
     try {
       const body = { kind: kind.value, payload: value() };
       for (const name of ["priority", "delay", "max_retries"]) if (more[name].value !== "") body[name] = Number(more[name].value);
+      for (const [name, { value: given }] of Object.entries(batch)) if (given !== "") body[name] = (READ[name] ?? String)(given);
       const { value: job, status } = await send("POST", "jobs", body, more.key.value ? { "idempotency-key": more.key.value } : {});
       if (status === 201) location.hash = `#/jobs/${job.id}`;
       else answer.replaceChildren(h("p", { class: "notice" }, "This key was used before, for the same: ", h("a", { href: `#/jobs/${job.id}` }, `job ${job.id}`)));
@@ -75,6 +87,9 @@ function form(kinds, params, address) {
   pick();
   return h("form", { class: "submit", onsubmit: submit }, h("label", { for: "k" }, "Kind"), kind, fields, raw, h("p", { class: "row" }, h("label", {}, asJson, " as JSON"), bytes),
     h("details", {}, h("summary", {}, "Key, priority, delay, retries"), labelled("Idempotency key", more.key, "Submitted again with it, it is the same job."), labelled("Priority", more.priority, "0 first, 9 last"), labelled("Delay in seconds", more.delay), labelled("Retries at most", more.max_retries)),
+    h("details", {}, h("summary", {}, "A batch: how many at once, when it fails, what it may cost, what follows"), labelled("Children at once", batch.concurrency, "over all workers"), labelled("Fails after", batch.fail_after, "so many failed children, or such a share"), labelled("Deadline in seconds", batch.deadline_seconds, "what is open then ends as failed"),
+      labelled("Budget", batch.budget, "sums of job.add; one that is reached ends the batch"), labelled("Then", batch.on_closed, "the kind of the job that follows its close"), h("datalist", { id: "kinds" }, kinds.map(({ name }) => h("option", { value: name }))),
+      labelled("Webhook", batch.webhook, "the endpoint that is told of its close"), labelled("Whose share", batch.partition, "of limits per partition: a customer, for example"), labelled("Closed by", batch.closing)),
     answer, h("button", { class: "main" }, "Submit"));
 }
 

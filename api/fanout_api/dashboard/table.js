@@ -30,23 +30,13 @@ export function tableView(id, { address }) {
     load();
   }
 
-  /** Pages until there is one of rows that match; a reason is looked for here, not by the server. */
-  async function page(after) {
-    const found = [];
-    for (let looks = 0; looks < 20; looks++) {
-      const part = await get(`jobs/${id}/children`, { status: status.value, after, limit: error() ? 200 : PAGE });
-      found.push(...part.children.filter((child) => !error() || child.error === error()));
-      after = part.next;
-      if (!after || found.length >= PAGE) break;
-    }
-    return { children: found, next: after };
-  }
+  const page = (after, limit) => get(`jobs/${id}/children`, { status: status.value, error: error(), after, limit });
 
   async function load(onward = false) {
     const turn = ++wanted;
     // The key that was asked for is part of the page; keys above it come after.
     const start = from.value ? before(from.value) : null;
-    const found = await page(onward ? next : start);
+    const found = await page(onward ? next : start, PAGE);
     if (turn !== wanted) return;
     if (onward) pages++;
     for (const child of found.children) body.append(row(child));
@@ -95,9 +85,9 @@ export function tableView(id, { address }) {
     },
     /** Rows that are shown change where they are; none moves, and none goes. */
     async refresh() {
-      if (pages > 4 || error()) return;
+      if (pages > 4) return;
       const start = from.value ? before(from.value) : null;
-      const found = await get(`jobs/${id}/children`, { status: status.value, after: start, limit: Math.min(200, pages * PAGE) });
+      const found = await page(start, Math.min(200, pages * PAGE));
       for (const child of found.children) {
         const fresh = !rows.has(child.id);
         const element = row(child);

@@ -15,7 +15,7 @@ export function verbsOf(first, { done, reopened }) {
   /** A button that asks; or one that cannot be used, and why. */
   const verb = (label, why, question, act, options) => (why
     ? h("button", { type: "button", disabled: true, title: why, "aria-description": why }, label)
-    : asking(label, question, async () => { const said = await act(); done(); return said; }, options));
+    : asking(label, question, async () => { const answer = await act(); done(); return answer; }, { ...options, rested: () => show(job) }));
 
   async function retry(body) {
     const { retried } = await post(`jobs/${isChild && !job.total ? first.parent_id : id}/retry`, body);
@@ -35,7 +35,7 @@ export function verbsOf(first, { done, reopened }) {
     const why = mayNot("operate") || (ended ? "It has ended." : job.verdict ? "It is being ended." : "");
     fill(element, JSON.stringify([job.status, job.failed > 0, job.paused, job.verdict, why]),
       !may("operate") && h("small", { class: "quiet" }, mayNot("operate")),
-      !isChild && job.paused !== undefined && (job.paused
+      !isChild && (job.paused
         ? verb("Resume", why, "Its children start again.", async () => ((await post(`jobs/${id}/resume`)).resumed ? "it goes on" : "it was not paused"))
         : verb("Pause", why, "Nothing more of it starts until it is resumed. What runs goes on to its end.", async () => ((await post(`jobs/${id}/pause`)).paused ? "it is paused" : "it was paused already"))),
       verb("Cancel", why, cancels, async () => ((await post(`jobs/${id}/cancel`)).cancelled ? "it is being cancelled" : "it had ended already"), { yes: "Cancel it" }),
@@ -80,7 +80,7 @@ export function settingsOf({ id }, done) {
   return {
     element: form,
     show(job) {
-      form.hidden = isEnded(job.status) || Boolean(job.verdict) || job.concurrency === undefined;
+      form.hidden = isEnded(job.status) || Boolean(job.verdict);
       for (const one of form.elements) {
         one.title = mayNot("operate");
         one.disabled = !may("operate");

@@ -1,15 +1,16 @@
 /** Who works, who is lost, what nobody serves, and what does not move. */
 
+import { incidents } from "./alerts.js";
 import { get, poll } from "./api.js";
 import { count, duration, fill, h, many, put, said, when } from "./dom.js";
 
 const table = (names, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
 
 export function workersView({ fail }) {
-  const [alarms, pods, kinds, stuck] = [h("div"), h("div"), h("section"), h("section")];
+  const [alarms, pods, kinds, stuck, wrong] = [h("div"), h("div"), h("section"), h("section"), h("section")];
   const sum = h("p", { class: "quiet figures" });
   const look = poll(async () => {
-    const [{ workers }, all, still] = await Promise.all([get("workers"), get("kinds"), get("stuck").catch(() => ({ stuck: [] }))]);
+    const [{ workers }, all, still, { alerts }] = await Promise.all([get("workers"), get("kinds"), get("stuck"), get("alerts", { limit: 20 })]);
     const alive = workers.filter((worker) => worker.state !== "lost");
     const running = alive.reduce((n, worker) => n + worker.running, 0);
     put(sum, alive.length ? `${many(alive.length, "worker")} · ${count(running)} running of ${count(alive.reduce((n, w) => n + w.concurrency, 0))} at a time` : "");
@@ -26,6 +27,7 @@ export function workersView({ fail }) {
       h("td", { class: "figures" }, kind.timeout_seconds ? duration(kind.timeout_seconds) : ""), h("td", { class: "figures" }, kind.max_retries ?? ""), h("td", {}, kind.on_closed ? said(kind.on_closed) : "")))));
     fill(stuck, JSON.stringify(still.stuck), h("h2", {}, "What does not move"), still.stuck.length ? table(["Job", "Kind", "Why", "Since"], still.stuck.map((one) => h("tr", {},
       h("td", {}, h("a", { href: `#/jobs/${one.id}` }, `#${one.id}`)), h("td", {}, said(one.kind)), h("td", {}, said(one.why)), h("td", {}, one.since && when(one.since))))) : h("p", { class: "quiet" }, "Everything moves, or waits for what it says."));
+    fill(wrong, JSON.stringify(alerts), h("h2", {}, "Incidents"), alerts.length ? table(["Begun", "Ended", "What", "Said"], incidents(alerts)) : h("p", { class: "quiet" }, "None was told of late."));
   }, 3, fail);
-  return { element: h("section", { "data-ready": "" }, h("h1", {}, "Workers"), sum, alarms, pods, kinds, stuck), stop: look.stop };
+  return { element: h("section", { "data-ready": "" }, h("h1", {}, "Workers"), sum, alarms, pods, kinds, stuck, wrong), stop: look.stop };
 }
