@@ -658,6 +658,10 @@ class Engine:
         handler = target if isinstance(target, Handler) else self.handlers.get(target)
         kind = handler.name if handler is not None else check_kind(target)
         check_max_retries(max_retries)
+        if not isinstance(inline_below, int) or inline_below < 0:
+            raise UsageError(
+                "inline_below", f"{inline_below!r} is not a count", "Give 0 (never) or more"
+            )
         if name in self.handlers:
             raise UsageError(
                 "name", f"{name!r} is a handler's", "Give the batch a name of its own, or none"

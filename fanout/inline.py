@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from .errors import LostClaim
+from .errors import DatabaseUnavailable, LostClaim
 from .held import Stop
 from .job import chunks, snapshot
 from .settings import MAX_PAYLOAD_BYTES
@@ -186,6 +186,13 @@ class InlineRunner(Worker):
         self._timeouts.start()
         self._claims.start()
 
+    async def _stop(self, grace: float) -> None:
+        # A batch that is being made is waited for, and given back: nobody else knows of its claims.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.database_timeout), self._claiming:
+                pass
+        await super()._stop(grace)
+
     @property
     def is_usable(self) -> bool:
         """Does it run what it is given?"""
@@ -202,8 +209,13 @@ class InlineRunner(Worker):
         handler: Handler[Any, Any],
         max_retries: int,
     ) -> tuple[Opened, Batch]:
-        """Make a batch and begin it; whoever did must `wait` for it, which also lets go of it."""
+        """Make a batch and begin it; whoever did must `wait` for it, which also lets go of it.
+
+        Raises DatabaseUnavailable: this stops; nothing was made.
+        """
         async with self._claiming:
+            if self._stopping:
+                raise DatabaseUnavailable("the engine is being stopped; nothing was submitted")
             opened = await self._or_in_doubt(
                 open_batch(
                     self._store,

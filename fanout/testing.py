@@ -54,7 +54,6 @@ SERVER_VARIABLE: Final = "FANOUT_TEST_DSN"
 QUICK: Final = {
     "poll_interval": 0.05,
     "sweep_interval": 0.1,
-    "heartbeat": 1.0,
     "stop_grace": 2.0,
     "backoff_jitter": 0.0,
     "migrate_on_start": False,
@@ -203,7 +202,9 @@ class Bench:
         self.connection = connection
         self._sql = load_statements(engine.settings.schema_name)
 
-    async def submit(self, target: Handler[P, Any] | str, payload: Any = None, **more: Any) -> Any:
+    async def submit(
+        self, target: Handler[Any, Any] | str, payload: Any = None, **more: Any
+    ) -> JobHandle:
         """As `Engine.submit`; it waits for a `drain`."""
         return await self.engine.submit(target, payload, **more)
 

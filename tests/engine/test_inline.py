@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -33,8 +34,7 @@ from tests.engine.running import (
     statuses,
     until,
 )
-
-NEVER = 10_000
+from tests.factories import held, until_blocked
 
 
 def sorts(engine: Engine) -> Any:
@@ -214,6 +214,8 @@ async def test_a_document_that_cannot_be_stored_makes_no_batch(
             assert error.value.field == field
         with pytest.raises(UsageError, match="name: 'report' is a handler's"):
             await engine.run(sort, [], name="report")
+        with pytest.raises(UsageError, match="inline_below"):
+            await engine.run(sort, [], inline_below=-1)
         with pytest.raises(UsageError, match="fail_after"):
             await engine.run(sort, [], fail_after=0)
     assert await conn.fetchval("SELECT count(*) FROM fanout.job") == 0
@@ -342,6 +344,86 @@ async def test_a_crash_hands_the_rest_to_workers(database: str, conn: asyncpg.Co
         assert {child.result async for child in handle.children()} == {"second"}, "late is late"
         await crashing.stop()
     await assert_true_to_its_children(conn)
+
+
+PROGRAM = """
+import asyncio, sys
+from fanout import Engine, Settings
+
+engine = Engine(sys.argv[1], settings=Settings(lease=1.5, heartbeat=0.4))
+
+@engine.job
+async def work(job):
+    if job.payload:
+        print("runs", flush=True)
+        await asyncio.sleep(600)
+    return "first"
+
+async def main():
+    async with engine:
+        await engine.run(work, [(f"{n}", n > 1) for n in range(4)], key="k", on_closed="report")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_process_leaves_a_whole_batch_to_workers(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """SIGKILL in the midst: what had ended stands, the rest is rescued and run elsewhere, each
+    counted once."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, database, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        assert [await process.stdout.readline() for _ in range(2)] == [b"runs\n"] * 2
+        await until(lambda: conn.fetchval("SELECT bool_or(completed = 2) FROM fanout.job"))
+        process.kill()
+        await process.wait()
+
+    engine = Engine(database, settings=quick(lease=1.5, heartbeat=0.4))
+
+    @engine.job
+    async def work(job: Job[bool]) -> str:
+        return "second"
+
+    async with engine, engine.worker():
+        handle = await engine.find("k")
+        assert handle is not None
+        assert counts(await closed(handle)) == (4, 4, 0, 0)
+        results = [child.result async for child in handle.children()]
+    assert results == ["first", "first", "second", "second"]
+    assert await conn.fetchval("SELECT count(*) FROM fanout.job WHERE kind = 'report'") == 1
+    await assert_true_to_its_children(conn)
+
+
+async def test_a_stop_waits_for_a_batch_that_is_being_made(
+    engine: Engine, database: str, conn: asyncpg.Connection
+) -> None:
+    """Its claims are known to nobody else: they are given back, and cost nothing."""
+
+    @engine.job
+    async def work(job: Job[None]) -> None: ...
+
+    await engine.start()
+    await engine.run(work, [("first", None)])
+    async with held(database) as rival:
+        await rival.connection.execute("LOCK TABLE fanout.limits IN ACCESS EXCLUSIVE MODE")
+        task = asyncio.create_task(engine.run(work, [("a", None), ("b", None)]))
+        await until_blocked(conn, task)
+        stop = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0.1)
+        assert not stop.done()
+        await rival.commit()
+        await asyncio.wait_for(stop, PATIENCE)
+    with pytest.raises(DatabaseUnavailable):
+        await task
+    rows = await conn.fetch(
+        """SELECT status, failures, deaths, claim_token FROM fanout.job
+            WHERE depth = 1 AND document_key <> 'first'"""
+    )
+    assert [tuple(row) for row in rows] == [("pending", 0, 0, None)] * 2
 
 
 async def test_the_engine_stops_in_the_midst(engine: Engine, conn: asyncpg.Connection) -> None:
