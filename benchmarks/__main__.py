@@ -14,14 +14,15 @@ from rich.console import Console
 from . import report
 from .facts import NotDurable
 from .harness import CONTENDERS
-from .scenarios import dead_prefix, fan_out, limits, notify, scales, sse_relay
+from .scenarios import dead_prefix, fan_out, levels, limits, notify, scales, sse_relay
 from .workload import Workload
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 SCENARIOS: dict[str, ModuleType] = {
-    module.NAME: module for module in (fan_out, scales, dead_prefix, limits, sse_relay, notify)
+    module.NAME: module
+    for module in (fan_out, scales, levels, dead_prefix, limits, sse_relay, notify)
 }
 
 

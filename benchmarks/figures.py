@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,4 +36,17 @@ def spread(samples: Sequence[float], digits: int = 1) -> dict[str, float] | None
         "median": round(median(samples), digits),
         "min": round(min(samples), digits),
         "max": round(max(samples), digits),
+    }
+
+
+def cpu_us_per_child(rounds: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Processor time in microseconds per child: it cares little who else is busy."""
+    children = sum(one["children"] for one in rounds)
+    totals = {
+        part: [one["cpu_seconds"][part] for one in rounds if one["cpu_seconds"][part] is not None]
+        for part in ("workers", "server")
+    }
+    return {
+        part: round(sum(some) / children * 1e6, 1) if some else None
+        for part, some in totals.items()
     }

@@ -24,6 +24,8 @@ from .workload import BATCH, PING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fanout import Options
+
     from .cluster import Cluster
     from .crew import Crew
     from .workload import Workload
@@ -51,6 +53,12 @@ SELECT '{BATCH}', 'waiting', total FROM unnest($1::int[]) AS s (total) RETURNING
 TIMES: Final = """
 SELECT extract(epoch FROM max(finished_at) - min(created_at))::float8
   FROM fanout.job WHERE id = ANY ($1)"""
+
+# When the last child had ended: a batch that a sweep counts closes later.
+ENDED: Final = """
+SELECT extract(epoch FROM (SELECT max(c.finished_at) FROM fanout.job c WHERE c.parent_id = ANY ($1))
+                          - min(p.created_at))::float8
+  FROM fanout.job p WHERE p.id = ANY ($1)"""
 
 # A recount from the children, with nothing of the counters in it.
 RECOUNT: Final = """
@@ -82,6 +90,8 @@ class Bench:
     connection: asyncpg.Connection
     client: Engine
     """Submits, where the contender is the engine."""
+    options: Options
+    """Of its batches, where it is the engine."""
 
     async def measure(self) -> dict[str, Any]:
         """One run, from a checkpoint to a recount."""
@@ -96,6 +106,7 @@ class Bench:
         assert before is not None
         assert after is not None
         seconds: float = await self.connection.fetchval(TIMES, parents)
+        ended: float = await self.connection.fetchval(ENDED, parents)
         children = self.workload.children
         return {
             "contender": self.name,
@@ -104,6 +115,8 @@ class Bench:
             "client_seconds": client_seconds,
             "clocks_agree": -0.001 <= client_seconds - seconds <= LATE_CLIENT_SECONDS,
             "rate": children / seconds,
+            "work_rate": children / ended,
+            "close_delay_ms": (seconds - ended) * 1000,
             "commits_per_child": (after["xid"] - before["xid"]) / children,
             "wal_bytes_per_child": (after["wal_bytes"] - before["wal_bytes"]) / children,
             "cpu_seconds": {
@@ -161,7 +174,7 @@ class Bench:
         if self.name != "fanout":
             return [row["id"] for row in await self.connection.fetch(PARENTS, workload.sizes)]
         handles = await self.client.submit_many(
-            [Request(BATCH, {"children": children}) for children in workload.sizes]
+            [Request(BATCH, {"children": children}, **self.options) for children in workload.sizes]
         )
         return [handle.id for handle in handles]
 
@@ -193,12 +206,13 @@ async def bench(
     name: str,
     workload: Workload,
     workers: int,
+    options: Options | None = None,
 ) -> Bench:
     """A contender on `dsn`, warm, for as long as `stack` lives."""
     connection = await asyncpg.connect(dsn)
     stack.push_async_callback(connection.close)
     client = await stack.enter_async_context(engine_of(dsn, workload))
     members = await stack.enter_async_context(crew(MODULES[name], dsn, workload, workers))
-    made = Bench(name, workload, cluster, members, connection, client)
+    made = Bench(name, workload, cluster, members, connection, client, options or {})
     await made.warm_up()
     return made

@@ -64,14 +64,15 @@ def engine_of(dsn: str, workload: Workload) -> Engine:
 
 
 class Watched:
-    """What the store's two busiest methods did since the last look: seconds, rows, closes."""
+    """What the store's busiest methods did since the last look: seconds, rows, closes."""
 
     def __init__(self, store: Store) -> None:
-        self._finish, self._claim = store.finish, store.claim
+        self._finish, self._claim, self._recount = store.finish, store.claim, store.recount
         self.clear()
         # A user has no hook here; a benchmark needs one.
         store.finish = self.finish  # type: ignore[method-assign]
         store.claim = self.claim  # type: ignore[method-assign]
+        store.recount = self.recount  # type: ignore[method-assign]
 
     def clear(self) -> None:
         self.parent_lock_ms: list[float] = []
@@ -93,6 +94,12 @@ class Watched:
             for group in counted.groups
             if group.on_closed and group.status.is_terminal
         )
+        return counted
+
+    async def recount(self, job_id: int) -> Counted:
+        """How a batch of level 2 closes."""
+        counted = await self._recount(job_id)
+        self.closes += sum(job.status.is_terminal for job in counted.moved)
         return counted
 
     async def claim(self, *arguments: Any, **options: Any) -> Look:

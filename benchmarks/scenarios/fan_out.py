@@ -16,7 +16,7 @@ import asyncpg
 from benchmarks import facts
 from benchmarks.cluster import cluster
 from benchmarks.contenders.engine import settings_of
-from benchmarks.figures import latencies, spread
+from benchmarks.figures import cpu_us_per_child, latencies, spread
 from benchmarks.harness import CONTENDERS, bench
 
 if TYPE_CHECKING:
@@ -119,20 +119,7 @@ def figures(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             ),
         },
         "spread": {name: spread(some) for name, some in rates.items()},
-        "cpu_us_per_child": {name: _cpu_us(some) for name, some in of.items() if some},
-    }
-
-
-def _cpu_us(rounds: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Processor time in microseconds per child: it cares little who else is busy."""
-    children = sum(one["children"] for one in rounds)
-    totals = {
-        part: [one["cpu_seconds"][part] for one in rounds if one["cpu_seconds"][part] is not None]
-        for part in ("workers", "server")
-    }
-    return {
-        part: round(sum(some) / children * 1e6, 1) if some else None
-        for part, some in totals.items()
+        "cpu_us_per_child": {name: cpu_us_per_child(some) for name, some in of.items() if some},
     }
 
 
