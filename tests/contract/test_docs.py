@@ -67,6 +67,14 @@ def test_settings_and_figures_that_are_named_exist() -> None:
     } == set()
 
 
+def test_tests_that_are_named_exist() -> None:
+    """A guarantee, or a feature, beside a test that is gone would be a claim."""
+    text = "".join(DOCS.values()) + (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(tests/[\w/.]+)`", text))
+    assert len(named) > 20
+    assert {one for one in named if not (ROOT / one).exists()} == set()
+
+
 def test_grants_are_those_that_were_tested() -> None:
     """docs/operating.md gives what tests/cases/test_security.py works with, and no more."""
     told = re.findall(r"^GRANT [^;]+;", DOCS["operating.md"], re.MULTILINE)
