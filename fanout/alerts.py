@@ -40,6 +40,8 @@ _log = logging.getLogger("fanout.alerts")
 
 HOOK_SECONDS: Final = 60.0
 """How long a hook may take; then it is cancelled, and that is logged."""
+HOOK_GRACE_SECONDS: Final = 5.0
+"""How long a worker that stops waits for hooks: whom they page must not miss it for a deploy."""
 TOLD_AFTER_CLOSE: Final = timedelta(minutes=15)
 """How long a batch that has ended badly is an incident."""
 KEPT: Final = timedelta(days=90)
@@ -122,12 +124,15 @@ class Alerts:
         self.looks.start()
 
     async def stop(self) -> None:
-        """End; hooks that run are cancelled. Again is fine."""
+        """End; hooks that run have a few seconds, then they are cancelled. Again is fine."""
         await self.looks.stop()
-        for task in self._telling:
+        if not self._telling:
+            return
+        _, late = await asyncio.wait(self._telling, timeout=HOOK_GRACE_SECONDS)
+        for task in late:
             task.cancel()
-        if self._telling:
-            await asyncio.wait(self._telling)
+        if late:
+            await asyncio.wait(late)
 
     async def check(self) -> None:
         """One look."""

@@ -311,16 +311,16 @@ class Cron:
     ) -> None:
         self.schedules = Schedules(store)
         self._on_submitted = on_submitted
-        self._looks = Loop("cron", self.look, LOOK_SECONDS, jitter=0.1)
+        self.looks = Loop("cron", self.look, LOOK_SECONDS, jitter=0.1)
         self._alarm: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin; again is fine."""
-        self._looks.start()
+        self.looks.start()
 
     async def stop(self) -> None:
         """End. Again is fine."""
-        await self._looks.stop()
+        await self.looks.stop()
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -357,7 +357,7 @@ class Cron:
             self._alarm = None
         if seconds < LOOK_SECONDS:
             loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.05, seconds), self._looks.nudge)
+            self._alarm = loop.call_later(max(0.05, seconds), self.looks.nudge)
 
 
 def _row(row: Any) -> ScheduleRow:

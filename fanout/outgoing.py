@@ -176,7 +176,7 @@ def _host(host: str, field: str, policy: Policy) -> str:
     # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to a resolver.
     if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
         raise UsageError(field, f"has a number for a host: {host!r}", "Give a name")
-    return host
+    return host.removesuffix(".")  # no certificate has it
 
 
 NETWORKS_REMEDY: Final = "Name its network in FANOUT_WEBHOOK_NETWORKS if it may be reached"

@@ -43,18 +43,18 @@ class Retention:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._keep = timedelta(seconds=settings.job_retention)
-        self._looks = Loop("retention", self._look, LOOK_SECONDS, jitter=0.5)
+        self.looks = Loop("retention", self._look, LOOK_SECONDS, jitter=0.5)
         self.pruned = 0
         """Root jobs that this process deleted."""
 
     def start(self) -> None:
         """Begin, unless jobs are kept for ever; again is fine."""
         if self._keep:
-            self._looks.start()
+            self.looks.start()
 
     async def stop(self) -> None:
         """End. Again is fine."""
-        await self._looks.stop()
+        await self.looks.stop()
 
     async def _look(self) -> None:
         await self.prune()

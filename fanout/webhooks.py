@@ -298,8 +298,11 @@ def _check(told: Delivery, row: Any) -> None:
         or (row["follows_id"], row["follows_generation"]) != (told.job_id, told.generation)
     ):
         raise PermanentError("this job was not enqueued by a close")
-    if told.type.startswith("alert.") and row["incident_id"] is None:
-        raise PermanentError("there is no such incident any more")
+    if told.type.startswith("alert."):
+        if row["follows_id"] is not None or row["follows_generation"] != 0:
+            raise PermanentError("this job was not enqueued by an incident")
+        if row["incident_id"] is None:
+            raise PermanentError("there is no such incident any more")
     if told.type == "alert.closed" and row["closed_at"] is None:
         raise PermanentError("the incident is open")
 

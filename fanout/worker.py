@@ -244,7 +244,15 @@ class Worker:
             wake=self._wake_others,
             publisher=self.publisher,
             slots=self.slots,
-            handle=partial(JobHandle, store=store, events=events, retries=self._wake_others),
+            handle=partial(
+                JobHandle,
+                store=store,
+                events=events,
+                retries=self._wake_others,
+                ended=waker.ended,
+                handlers=self._handlers,
+                settings=settings,
+            ),
             counted=self._on_counted,
         )
         self._state = "new"
@@ -784,7 +792,14 @@ class Worker:
 
     def _failing(self) -> list[tuple[str, int, str]]:
         """(name, errors in a row, the last one) of the loops that fail now."""
-        loops = (self._claims, self._prunes, self.sweeper.sweeps, self.sweeper.give_ups)
+        loops = (
+            self._claims,
+            self._prunes,
+            self.sweeper.sweeps,
+            self.sweeper.give_ups,
+            self.cron.looks,
+            self.retention.looks,
+        )
         return [(one.name, one.failures, one.last_error) for one in loops if one.failures]
 
     def _on_failed(self, claim: Claim, outcome: Failed | Retry) -> None:

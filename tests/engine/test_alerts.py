@@ -191,6 +191,7 @@ async def test_a_hook_that_fails_or_hangs_stops_nobody(
     await one.check()
     assert len(told.alerts) == 1
     monkeypatch.setattr(module, "HOOK_SECONDS", 60)
+    monkeypatch.setattr(module, "HOOK_GRACE_SECONDS", 0.05)
     await conn.execute("UPDATE fanout.incident SET told = 0")
     await one.check()
     await asyncio.wait_for(one.stop(), 20)  # with a hook that hangs

@@ -294,7 +294,7 @@ async def test_nobody_lies_in_our_name(
     that follows another close."""
     told = {"endpoint": "billing", "job_id": 1, "kind": "payroll", "total": 9}
     async with running(engine):
-        await engine.webhooks.add("billing", hook.url())
+        await engine.webhooks.add("billing", hook.url(), events=["batch.closed", "alert.opened"])
         handle = await engine.submit(KIND, told)
         assert (await ended(engine, handle.id))[1] == "this job was not enqueued by a close"
         true = await a_close(conn, "billing")
@@ -303,10 +303,13 @@ async def test_nobody_lies_in_our_name(
             conn, kind=KIND, payload=json.dumps(told), follows_id=true, follows_generation=1,
         )  # fmt: skip
         assert (await ended(engine, other))[1] == "this job was not enqueued by a close"
-        wrong = await engine.submit(
-            "fanout_webhook", {"endpoint": "billing", "type": "alert.opened"}
+        await conn.execute(
+            "INSERT INTO fanout.incident (kind, subject, message) VALUES ('no_worker', 'x', 'm')"
         )
-        assert (await ended(engine, wrong.id))[0] is Status.FAILED
+        incident = await engine.submit(
+            KIND, {"endpoint": "billing", "type": "alert.opened", "incident": 1}
+        )
+        assert (await ended(engine, incident.id))[1] == "this job was not enqueued by an incident"
         with pytest.raises(UsageError, match=r"payload\.type"):
             await engine.submit(KIND, {"endpoint": "billing", "type": "user.paid"})
     assert len(hook.received) == 1

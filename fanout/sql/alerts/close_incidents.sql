@@ -11,8 +11,9 @@ closed AS (
     UPDATE fanout.incident i SET closed_at = clock_timestamp() FROM over WHERE i.id = over.id AND i.closed_at IS NULL
  RETURNING i.id, i.kind, i.subject, i.job_id, i.message, i.opened_at, i.closed_at),
 told AS (
-    INSERT INTO fanout.job (kind, payload, max_retries)
-    SELECT 'fanout_webhook', json_build_object('type', 'alert.closed', 'endpoint', e.name, 'incident', o.id), COALESCE(k.max_retries, 10)
+    INSERT INTO fanout.job (kind, payload, max_retries, follows_generation)
+    SELECT 'fanout_webhook', json_build_object('type', 'alert.closed', 'endpoint', e.name, 'incident', o.id), COALESCE(k.max_retries, 10),
+           0   -- that nobody else can set: the sender believes it
       FROM closed o
       JOIN fanout.webhook e ON e.enabled AND e.tenant IS NULL AND 'alert.closed' = ANY (e.events)
       LEFT JOIN fanout.kind k ON k.name = 'fanout_webhook')

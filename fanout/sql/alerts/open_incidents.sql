@@ -12,8 +12,9 @@ opened AS (
         ON CONFLICT (kind, subject) WHERE closed_at IS NULL DO NOTHING
  RETURNING id, kind, subject, job_id, message, opened_at, closed_at),
 told AS (
-    INSERT INTO fanout.job (kind, payload, max_retries)
-    SELECT 'fanout_webhook', json_build_object('type', 'alert.opened', 'endpoint', e.name, 'incident', o.id), COALESCE(k.max_retries, 10)
+    INSERT INTO fanout.job (kind, payload, max_retries, follows_generation)
+    SELECT 'fanout_webhook', json_build_object('type', 'alert.opened', 'endpoint', e.name, 'incident', o.id), COALESCE(k.max_retries, 10),
+           0   -- that nobody else can set: the sender believes it
       FROM opened o
       JOIN fanout.webhook e ON e.enabled AND e.tenant IS NULL AND 'alert.opened' = ANY (e.events)
       LEFT JOIN fanout.kind k ON k.name = 'fanout_webhook')

@@ -1,5 +1,6 @@
 -- All that one delivery needs. $1 the job that sends, $2 the endpoint's name, $3 an incident (NULL: none).
--- What is told of a close is only believed of a job that the close itself enqueued: nobody else can set follows_id.
+-- What is told is only believed of a job that a close or an incident has enqueued: nobody else can set follows_id (of a close) and
+-- follows_generation (of an incident 0).
 SELECT e.name, e.url, e.events, e.tenant, e.secret, e.enabled, e.disabled_reason,
        CASE WHEN e.old_secret_until > statement_timestamp() THEN e.old_secret END AS old_secret,
        own.tenant AS own_tenant, own.follows_id, own.follows_generation, own.created_at, batch.idempotency_key AS key,
