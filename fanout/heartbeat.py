@@ -193,8 +193,11 @@ class Heartbeat:
                 self._token,
                 lease,
             )
-            gone = {row["id"] for row in rows}
+            gone = {row["id"] for row in rows if row["lost"]}
             lost += [claim for claim in leaves if claim.id in gone]
+            grown = {row["id"] for row in rows if not row["lost"]}
+            for one in held:
+                one.fans_out = one.fans_out or one.claim.id in grown
         await self._beat_worker(connection)
         for manager in (one.claim for one in held if one.fans_out):
             try:

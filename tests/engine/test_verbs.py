@@ -549,6 +549,23 @@ async def test_a_job_that_has_not_begun_takes_documents(
             assert counts(await closed(handle)) == (4, 4, 0, 0)
 
 
+async def test_a_job_that_runs_and_is_given_children_is_beaten_as_a_manager(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """Its row is locked by every child that ends: a beat that passes over it is not enough."""
+    gate = gated(engine)
+    async with running(engine, concurrency=1) as worker:
+        handle = await engine.submit("leaf")
+        await until(lambda: _status(handle, PROCESSING))
+        assert [held.fans_out for held in worker._held.values()] == [False]
+
+        await handle.add("leaf", [("a", 1)])
+
+        await until(lambda: [held.fans_out for held in worker._held.values()] == [True])
+        gate.set()
+        assert counts(await closed(handle)) == (1, 1, 0, 0)
+
+
 async def test_more_documents_than_a_chunk_come_from_an_async_iterator(
     database: str, conn: asyncpg.Connection
 ) -> None:

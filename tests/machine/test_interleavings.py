@@ -745,7 +745,8 @@ async def beat(store: Store, claim: Claim, token: UUID = ME) -> bool:
     """Renew one lease as the heartbeat's thread does; False: it is lost."""
     sql = load_statements()["heartbeat"]
     lease = timedelta(seconds=LEASE)
-    return not await store._pool.fetch(sql, [claim.id], [claim.attempt], token, lease)
+    rows = await store._pool.fetch(sql, [claim.id], [claim.attempt], token, lease)
+    return not any(row["lost"] for row in rows)
 
 
 async def beat_manager(store: Store, claim: Claim, token: UUID = ME) -> bool:

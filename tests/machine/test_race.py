@@ -314,7 +314,8 @@ class Worker:
                 self.stale.append(self.held.pop(it.id))
         ids, attempts = [it.id for it in leaves], [it.attempt for it in leaves]
         sql = statements["heartbeat"]
-        for row in await self.store._pool.fetch(sql, ids, attempts, self.token, lease):
+        rows = await self.store._pool.fetch(sql, ids, attempts, self.token, lease)
+        for row in (row for row in rows if row["lost"]):
             self.stale.append(self.held.pop(row["id"]))
             self.race.did["beats lost"] += 1
 
