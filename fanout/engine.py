@@ -808,8 +808,11 @@ class Engine:
         status: Status | str | None = None,
         before_id: int | None = None,
         limit: int = 50,
+        tenant: str | None = None,
     ) -> list[JobSummary]:
-        """A page of root jobs, newest first; the next page begins `before_id` the last one's id."""
+        """A page of root jobs, newest first, of one tenant or (None) of all; the next page begins
+        `before_id` the last one's id.
+        """
         if before_id is not None and before_id not in range(LARGEST_ID + 1):
             raise UsageError("before_id", f"{before_id!r} is no id", "Give the last job's id")
         return await self.store.jobs(
@@ -817,6 +820,7 @@ class Engine:
             check_status(status),
             before_id,
             check_limit(limit),
+            checked_text(tenant, "tenant", 128) if tenant else tenant,
         )
 
     async def workers(self) -> list[WorkerRow]:

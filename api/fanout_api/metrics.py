@@ -124,14 +124,14 @@ def _of_fleet(rows: list[Any]) -> Iterator[Metric]:
 
 
 def _of_limits(rows: list[LimitRow]) -> Iterator[Metric]:
-    for field, text in (
-        ("concurrency", "How many may use a limit at once."),
-        ("in_use", "How many use it."),
-        ("waiting", "How many wait for it, up to 10,000."),
+    for name, text in (
+        ("limit_concurrency", "How many may use a limit at once."),
+        ("limit_in_use", "How many use it."),
+        ("limit_waiting", "How many wait for it, up to 10,000."),
     ):
-        family = GaugeMetricFamily(f"fanout_limit_{field}", text, labels=("limit",))
+        family = GaugeMetricFamily(f"fanout_{name}", text, labels=("limit",))
         for row in rows:
-            if (value := getattr(row, field)) is not None:
+            if (value := getattr(row, name.removeprefix("limit_"))) is not None:
                 family.add_metric((row.name,), value)
         yield family
 

@@ -35,8 +35,10 @@ class Reach:
     async def jobs(
         self, kind: str | None, status: Status | None, before: int | None, limit: int
     ) -> list[JobSummary]:
-        """A page of root jobs, newest first."""
-        return await self.engine.store.jobs(kind, status, before, limit, self.tenant)
+        """A page of root jobs, newest first. Raises as `Engine.jobs` does."""
+        return await self.engine.jobs(
+            kind=kind, status=status, before_id=before, limit=limit, tenant=self.tenant
+        )
 
     async def submit(self, kind: str, payload: Any, **options: Any) -> JobHandle:
         """Submit a job, as the caller's tenant's. Raises as `Engine.submit` does."""

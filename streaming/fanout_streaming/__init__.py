@@ -10,8 +10,8 @@ from __future__ import annotations
 from fanout.events import Event
 
 from .cursor import Cursor, parse_cursor, parse_cursors
+from .looking import Found, Looking, search
 from .relay import Relay
-from .search import Found, Looking, search
 from .settings import RelaySettings
 from .subscription import PROGRESS_ONLY, Subscription
 
