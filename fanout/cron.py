@@ -326,30 +326,37 @@ class Cron:
 
     async def look(self) -> None:
         """Tick what is due, and come again when the next one is."""
-        rows = await self.schedules.soonest(AT_ONCE)
-        ahead = [row for row in rows if row["next_at"] > row["now"]]
-        for row in rows[: len(rows) - len(ahead)]:
-            try:
-                await self._tick(row)
-            except UsageError as unreadable:
-                _log.error("schedule %s cannot be read: %s", row["name"], unreadable)
-        if len(rows) < AT_ONCE:
-            rows = await self.schedules.soonest(1)  # a tick may be due again: missed times
-        if rows:
-            self._come_again((rows[0]["next_at"] - rows[0]["now"]).total_seconds())
+        unreadable: set[str] = set()
+        ticked = True
+        rows: list[Any] = []
+        while ticked:  # again, for times that were missed
+            soonest = await self.schedules.soonest(AT_ONCE)
+            rows = [row for row in soonest if row["name"] not in unreadable]
+            ticked = False
+            for row in (row for row in rows if row["next_at"] <= row["now"]):
+                try:
+                    ticked |= await self._tick(row)
+                except UsageError as error:
+                    unreadable.add(row["name"])
+                    _log.error("schedule %s cannot be read: %s", row["name"], error)
+        readable = [row for row in rows if row["name"] not in unreadable]
+        if readable:
+            self._come_again((readable[0]["next_at"] - readable[0]["now"]).total_seconds())
 
-    async def _tick(self, row: Any) -> None:
+    async def _tick(self, row: Any) -> bool:
+        """Was this the first to?"""
         times = Times(row["expression"], row["timezone"])
         todo = plan(times, row["missed"], row["next_at"], row["now"])
         done = await self.schedules.tick(row, todo)
         if done is None:
-            return
+            return False
         kind, job_id = done
         if job_id is None:
             _log.warning("schedule %s: missed times are passed over", row["name"])
-            return
-        _log.info("schedule %s: job %d", row["name"], job_id, extra={"job_id": job_id})
-        self._on_submitted(kind)
+        else:
+            _log.info("schedule %s: job %d", row["name"], job_id, extra={"job_id": job_id})
+            self._on_submitted(kind)
+        return True
 
     def _come_again(self, seconds: float) -> None:
         if self._alarm is not None:

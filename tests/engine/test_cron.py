@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -233,6 +235,52 @@ async def test_missed_times_in_the_database(
     assert len(await jobs(conn)) == (count if late or missed != "skip" else 1)
     assert (await schedules.get("hourly")).next_at == first + timedelta(hours=3)
     assert MOST_MISSED == 100
+
+
+POD = """
+import asyncio, sys
+from fanout import Engine
+
+engine = Engine(sys.argv[1])
+
+@engine.job
+async def other(job): ...
+
+async def main():
+    async with engine, engine.worker():
+        print("up", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_processes_that_die_lose_no_time_and_run_none_twice(
+    database: str, schedules: Schedules, conn: asyncpg.Connection
+) -> None:
+    """Three workers make up for half an hour of every minute; one is killed in the midst."""
+    await schedules.add(Schedule("minutely", "report", "* * * * *", missed="all"))
+    first = await due(conn, "minutely", minutes=30)
+    pods = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", POD, database, stdout=asyncio.subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    try:
+        await until(lambda: conn.fetchval("SELECT count(*) > 0 FROM fanout.job"))
+        pods[0].kill()
+        await until(lambda: conn.fetchval("SELECT next_at > now() FROM fanout.cron"))
+    finally:
+        for pod in pods:
+            with contextlib.suppress(ProcessLookupError):
+                pod.kill()
+            await pod.communicate()
+    rows = await conn.fetch("SELECT idempotency_key, run_at FROM fanout.job ORDER BY run_at")
+    assert len(rows) in {31, 32}
+    assert [row["run_at"] for row in rows] == [
+        first + timedelta(minutes=n) for n in range(len(rows))
+    ]
 
 
 async def test_what_was_changed_meanwhile_is_not_ticked(
