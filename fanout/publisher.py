@@ -351,9 +351,9 @@ class Publisher:
         self._flushed_at = time.monotonic()
         for batch in batches:
             done = appended.get(batch.stream_id)
-            told = self._sent(batch, done)
-            if done is not None and told is not None:
-                done = await self._renumbered(done, told)
+            if done is not None:
+                done = await self._renumbered(batch, done)
+            self._sent(batch, done)
             if done is not None and done.watched:
                 hints += envelopes(
                     batch.stream_id,
@@ -367,11 +367,17 @@ class Publisher:
                 )
         await self._hint(hints)
 
-    async def _renumbered(self, done: Appended, told: tuple[int, int]) -> Appended:
-        """A batch that was stored again: if others stand under its numbers, who has seen them must
-        know.
+    async def _renumbered(self, batch: NewBatch, done: Appended) -> Appended:
+        """If the batch was stored before, and other events stand under its numbers now, who has
+        seen them there must know.
         """
-        if (done.generation, done.first_number) == told or done.generation != told[0]:
+        again = self._buffers[batch.stream_id].again
+        kept = again[0] if again and again[0].batch is batch else None
+        if (
+            kept is None
+            or done.generation != kept.generation
+            or done.first_number == kept.first_number
+        ):
             return done
         generation = await self._store.renew_generation(done.stream_id, done.generation)
         return done if generation is None else replace(done, generation=generation)
@@ -413,15 +419,11 @@ class Publisher:
         )
         return buffer.sending
 
-    def _sent(self, batch: NewBatch, done: Appended | None) -> tuple[int, int] | None:
-        """The batch was stored, or refused. Returns the generation and first number that it was
-        given when it was stored before.
-        """
+    def _sent(self, batch: NewBatch, done: Appended | None) -> None:
+        """The batch was stored, or refused."""
         buffer = self._buffers[batch.stream_id]
-        told: tuple[int, int] | None = None
         if buffer.again and buffer.again[0].batch is batch:
             kept = buffer.again.popleft()
-            told = kept.generation, kept.first_number
             if done is not None:
                 kept.generation, kept.first_number = done.generation, done.first_number
                 self.sent_again += 1
@@ -439,9 +441,8 @@ class Publisher:
                 known.watched_since = self._flushed_at
         if buffer.is_empty:
             del self._buffers[batch.stream_id]
-            return told
+            return
         buffer.due_at = 0.0 if buffer.is_full else self._due_at(batch.stream_id)
-        return told
 
     async def _know(self, stream_ids: Collection[int]) -> None:
         new = [stream_id for stream_id in stream_ids if stream_id not in self._known]

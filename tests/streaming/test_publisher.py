@@ -445,6 +445,31 @@ async def test_what_was_lost_comes_under_a_new_generation_if_others_stand_in_its
     assert (await head_of(conn, stream))["generation"] == 2
 
 
+async def test_a_new_generation_whose_answer_was_lost_is_made_all_the_same(
+    engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher, store: Faulty
+) -> None:
+    """The batch was stored again, and then the database was away: it is looked at once more."""
+    standby = await Standby.of(conn, stream)
+    await said(publisher, stream, "a", "b")
+    await standby.promote()
+    await stream.say(5)
+    renew, calls = store.renew_generation, 0
+
+    async def fails_first(stream_id: int, generation: int) -> int | None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise DatabaseUnavailable("away")
+        return await renew(stream_id, generation)
+
+    store.renew_generation = fails_first  # type: ignore[method-assign]
+    look(publisher)
+    await until(lambda: publisher.sent_again == 2)
+    await flushed(publisher)
+    assert (await head_of(conn, stream))["generation"] == 2
+    assert [event.get("message") for event in await stored(engine, stream)][5:] == ["a", "b"]
+
+
 async def test_lost_lines_come_before_those_that_an_outage_held_up(
     engine: Engine, conn: asyncpg.Connection, stream: Stream, publisher: Publisher, store: Faulty
 ) -> None:
