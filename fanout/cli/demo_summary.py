@@ -19,9 +19,10 @@ from .live import rate
 from .output import STYLES, console, duration, near
 from .watch import show_reasons, show_slowest
 
-__all__ = ["tell"]
+__all__ = ["bill", "tell"]
 
 MEGABYTE = 1_000_000
+CENT: Final = 0.01
 SERVICES: Final = (PARSER, LLM)
 ALWAYS: Final = ("429",)
 """Told also when there was none: that is the point of a limit."""
@@ -39,7 +40,7 @@ def tell(outcome: Outcome) -> int:
     for line in _lines(outcome):
         console.print(f"  {line}", markup=False)
     if outcome.stats is not None:
-        for line in _bill(outcome.stats, progress):
+        for line in bill(outcome.stats, progress):
             console.print(f"  {line}", markup=False)
     if outcome.slowest:
         show_slowest([(near(key), status, took) for key, status, took in outcome.slowest])
@@ -81,7 +82,7 @@ def _lines(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _bill(stats: Stats, progress: Progress) -> list[str]:
+def bill(stats: Stats, progress: Progress) -> list[str]:
     """What the paid service saw and charged, beside what the batch added up."""
     paid, lost = stats.paid, sum(stats.faults.get(f"{one} {Fault.LOST}", 0) for one in SERVICES)
     charged = f"{paid.get(PARSER, 0):,} parses, {paid.get(LLM, 0):,} summaries, ${stats.cost:,.4f}"
@@ -94,6 +95,9 @@ def _bill(stats: Stats, progress: Progress) -> list[str]:
     if sums := progress.sums:
         told = ", ".join(f"{name} {_plain(amount)}" for name, amount in sums.items())
         lines.append(f"the batch added up {told}")
+        missing = stats.cost - sums.get("cost", 0)
+        if progress.status is Status.COMPLETED and missing > CENT:
+            lines.append(f"${_plain(missing)} was added by attempts that died with their worker")
     return lines
 
 

@@ -12,6 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from fanout import Progress, Status
+from fanout.cli import demo_summary
+from fanout.demo.meter import Stats
 from tests.cli.harness import Said, finished, spawned
 
 PROSE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the warm sun. "
@@ -120,3 +123,24 @@ async def test_a_budget_ends_the_batch(database: str, documents: Path, tmp_path:
     assert f"documents: {DOCUMENTS} · failed" in said.out
     assert "budget" in said.out
     assert "nothing twice" in said.out
+
+
+def test_the_bill_says_what_went_wrong() -> None:
+    """A document that was charged twice, answers that were asked for again, sums that are short."""
+    stats = Stats(
+        calls={"parser": 9, "llm": 7}, answers={"parser 429": 2, "parser 200": 6, "llm 500": 1},
+        faults={"parser no answer": 1}, most_at_once={"parser": 3}, paid={"parser": 6}, cost=0.6,
+        paid_twice=1, replayed=1, asked_again=1,
+    )  # fmt: skip
+    progress = Progress(
+        id=1, kind="k", status=Status.COMPLETED, total=6, completed=6, failed=0, cancelled=0,
+        processing=0, pending=0, percent=100, rate_per_second=None, eta_seconds=None,
+        elapsed_seconds=1, outcome="completed", generation=1, sums={"cost": 0.5},
+    )  # fmt: skip
+    assert demo_summary.bill(stats, progress) == [
+        "parser: 9 calls, at most 3 at once; 429: 2, no answer: 1",
+        "llm: 7 calls, at most 0 at once; 429: 0, 500: 1",
+        "it charged 6 parses, 0 summaries, $0.6000, 1 documents TWICE",
+        "the batch added up cost 0.5",
+        "$0.1 was added by attempts that died with their worker",
+    ]
