@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import secrets
 import sys
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from typing import Final
 from fanout.demo.meter import Rules
 from fanout.demo.service import Orders
 from fanout.demo.terms import Access
-from fanout.errors import FanoutError
+from fanout.errors import FanoutError, UsageError
 
 __all__ = ["paid_service", "rules_for"]
 
@@ -44,8 +45,24 @@ async def paid_service(rules: Rules, memory: Path) -> AsyncIterator[Access]:
     """Serve while the body runs. `memory` outlives it: what was paid stays paid.
 
     Raises:
+        UsageError: another run is at work with this memory.
         FanoutError: it did not start; it has said why on stderr.
     """
+    with memory.open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                "results",
+                f"another demo is at work in {memory.parent}",
+                "Wait for it, or name another folder with --results",
+            ) from None
+        async with _serving(rules, memory) as access:
+            yield access
+
+
+@asynccontextmanager
+async def _serving(rules: Rules, memory: Path) -> AsyncIterator[Access]:
     key = secrets.token_urlsafe()
     # A session of its own: Ctrl-C is the demo's, whose workers still wait for answers.
     process = await asyncio.create_subprocess_exec(

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fanout import Progress, Status
-from fanout.cli import demo_summary
+from fanout import Progress, Status, UsageError
+from fanout.cli import demo_service, demo_summary
 from fanout.demo.meter import Stats
+from fanout.demo.paid import books
 from tests.cli.harness import Said, finished, spawned
 
 PROSE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the warm sun. "
@@ -113,6 +114,19 @@ async def test_interrupted_and_run_again_it_pays_for_nothing_twice(
     assert charged is not None, second.out
     assert charged.groups() == ("12", "12", "nothing twice")
     assert len(results(out)) == DOCUMENTS
+
+
+async def test_two_at_once_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    """The second would pay a service that does not know what the first one's was paid."""
+    memory = tmp_path / ".paid-1.jsonl"
+    rules = demo_service.rules_for(10, 0.1)
+    async with demo_service.paid_service(rules, memory) as access:
+        assert (await books(access)).calls == {}
+        with pytest.raises(UsageError, match="another demo is at work"):
+            async with demo_service.paid_service(rules, memory):
+                pass
+    async with demo_service.paid_service(rules, memory) as access:
+        assert (await books(access)).paid == {}
 
 
 async def test_a_budget_ends_the_batch(database: str, documents: Path, tmp_path: Path) -> None:
