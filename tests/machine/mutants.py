@@ -2,7 +2,7 @@
 
 Says which tests turn red. Each mutant runs the tests of this folder in a process of its own, where
 `conftest.py` puts it in; the product knows nothing of it. Model and race, which take longer, are
-asked only if matrix and interleavings see nothing, or with --all. Ends with 1 if a mutant survives.
+asked only if the others see nothing, or with --all. Ends with 1 if a mutant survives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from fanout.values import Claim, Completed, Counted, Failed
 Statements = dict[str, str]
 Ended = Iterable[tuple[Claim, Completed | Failed]]
 QUICK: Final = ("test_matrix", "test_interleavings")
-FILES: Final = (*QUICK, "test_model", "test_race")
+RULES: Final = ("test_batch_limits", "test_sums", "test_attempts", "test_aggregate")
+LONG: Final = ("test_model", "test_race")
+FILES: Final = (*QUICK, *RULES, *LONG)
 ENVIRONMENT: Final = "FANOUT_TEST_MUTANT"
 
 
@@ -35,6 +37,8 @@ class Mutant(NamedTuple):
     what: str
     statements: Callable[[Statements], None] = lambda _: None
     store: Callable[[], None] = lambda: None
+    asked: tuple[str, ...] = QUICK
+    """The files that are asked first; the long ones only if those see nothing."""
 
 
 def put_in(name: str) -> None:
@@ -165,6 +169,39 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "the last child closes the batch and forgets its follow-up",
         _edit(r"(FROM p WHERE) (finished_at IS NOT NULL\s+UNION)", r"\1 false AND \2"),
     ),
+    "no-fail-after": Mutant(
+        "a child that fails counts, and nobody looks at fail_after",
+        _edit(
+            r"(p\.failed \+ n\.failed, p\.total, p\.status = 'waiting'), p\.fail_after,",
+            r"\1, NULL,",
+        ),
+        asked=("test_batch_limits",),
+    ),
+    "no-percent-at-the-seal": Mutant(
+        "the seal does not look at the share of failures",
+        _edit(r"c\.total, true, c\.fail_after, c\.fail_after_percent", "c.total, true, NULL, NULL"),
+        asked=("test_batch_limits",),
+    ),
+    "aggregate-counted": Mutant(
+        "children count themselves on a batch that a sweep counts",
+        _edit(r"WHERE p\.closing IS NULL\s+(ORDER BY p\.id)", r"\1"),
+        asked=("test_aggregate",),
+    ),
+    "sums-twice": Mutant(
+        "what was counted before a child was opened again is counted again",
+        _edit(r" - COALESCE\(\(c\.told_sums ->> e\.key\)::numeric, 0\)", ""),
+        asked=("test_sums",),
+    ),
+    "sums-of-the-last": Mutant(
+        "what an attempt added replaces what those before it had",
+        _edit(r"fanout\.add_sums\(c\.sums, lc\.added::jsonb\)", "lc.added::jsonb"),
+        asked=("test_sums",),
+    ),
+    "no-attempt-kept": Mutant(
+        "a retry forgets the attempt",
+        _edit(r"(FROM lc) (ON CONFLICT DO NOTHING)", r"\1 WHERE false \2", "retry"),
+        asked=("test_attempts",),
+    ),
     "notify-long": Mutant(
         "NOTIFY inside the finish, with a line of 9,000 bytes",
         _edit(_TO_FINISH, _SHOUT.format(9000), "finish"),
@@ -199,7 +236,8 @@ def _failures(name: str, file: str, *, most: int) -> list[str]:
 def _red(name: str, *, everywhere: bool) -> dict[str, list[str]]:
     red: dict[str, list[str]] = {}
     for file in FILES:
-        if everywhere or file in QUICK or not any(red.values()):
+        last_resort = file in LONG and not any(red.values())
+        if everywhere or file in MUTANTS[name].asked or last_resort:
             red[file] = _failures(name, file, most=0 if everywhere else 3)
     return red
 
