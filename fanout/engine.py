@@ -658,7 +658,7 @@ class Engine:
         handler = target if isinstance(target, Handler) else self.handlers.get(target)
         kind = handler.name if handler is not None else check_kind(target)
         check_max_retries(max_retries)
-        if not isinstance(inline_below, int) or inline_below < 0:
+        if inline_below < 0:
             raise UsageError(
                 "inline_below", f"{inline_below!r} is not a count", "Give 0 (never) or more"
             )
@@ -724,8 +724,7 @@ class Engine:
             if self._inline is None:
                 name = f"{socket.gethostname()}-{os.getpid()} inline"
                 self._inline = self._made(InlineRunner, name=name)
-            self._inline.serve(handlers)
-            await self._inline.start()
+            await self._inline.serve(handlers)
             return self._inline
 
     def _checked(self, request: Request) -> NewJob:

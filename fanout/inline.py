@@ -198,9 +198,13 @@ class InlineRunner(Worker):
         """Does it run what it is given?"""
         return not (self.is_stopped or self._stopping or self.failed.is_set())
 
-    def serve(self, handlers: Mapping[str, Handler[Any, Any]]) -> None:
-        """Know these handlers too."""
+    async def serve(self, handlers: Mapping[str, Handler[Any, Any]]) -> None:
+        """Begin, and know these handlers too. Raises DatabaseUnavailable."""
+        new = [one for name, one in handlers.items() if name not in self._handlers]
         self._handlers.update(handlers)
+        if new:
+            await self._declare(new)
+        await self.start()
 
     async def begin(
         self,

@@ -45,7 +45,7 @@ from .wakeups import Listener
 from .webhooks import KIND as WEBHOOK
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from types import TracebackType
     from uuid import UUID
 
@@ -268,22 +268,7 @@ class Worker:
             return
         self._state = "running"
         try:
-            await self._store.register_kinds(
-                [
-                    (
-                        h.name,
-                        h.max_retries,
-                        h.timeout,
-                        h.on_closed,
-                        h.payload_schema(),
-                        h.options,
-                    )
-                    for h in self._handlers.values()
-                ]
-            )
-            await self._store.declare_limits(
-                [(KIND_PREFIX + h.name, h.limit) for h in self._handlers.values()]
-            )
+            await self._declare(self._handlers.values())
             await self.cron.schedules.declare(self._schedules)
         except BaseException:
             self._state = "new"  # so that the next start does all of it
@@ -292,6 +277,23 @@ class Worker:
             return  # told to stop meanwhile
         self.sweeper.lost_contact()
         self._start_loops()
+
+    async def _declare(self, handlers: Collection[Handler[Any, Any]]) -> None:
+        """Tell the database of these kinds, and of their limits."""
+        await self._store.register_kinds(
+            [
+                (
+                    h.name,
+                    h.max_retries,
+                    h.timeout,
+                    h.on_closed,
+                    h.payload_schema(),
+                    h.options,
+                )
+                for h in handlers
+            ]
+        )
+        await self._store.declare_limits([(KIND_PREFIX + h.name, h.limit) for h in handlers])
 
     def _start_loops(self) -> None:
         self.publisher.start()

@@ -484,6 +484,31 @@ async def test_limits_hold(engine: Engine, conn: asyncpg.Connection) -> None:
     await engine.stop()
 
 
+async def test_a_handler_that_comes_later_has_its_limit(
+    engine: Engine, conn: asyncpg.Connection
+) -> None:
+    """Registered after the first call: the database is told of it, and of its limit."""
+    sort = sorts(engine)
+    running = most = 0
+    async with engine:
+        await engine.run(sort, [("a", "good")])
+
+        @engine.job(limit=1, max_retries=7)
+        async def late(job: Job[None]) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+
+        handle = await asyncio.wait_for(
+            engine.run(late, [(f"{n}", None) for n in range(4)]), PATIENCE
+        )
+        assert counts(await handle.progress()) == (4, 4, 0, 0)
+    assert most == 1
+    assert await conn.fetchval("SELECT max_retries FROM fanout.kind WHERE name = 'late'") == 7
+
+
 async def test_a_child_that_fans_out_is_run_whole(engine: Engine, conn: asyncpg.Connection) -> None:
     """Its children too, without a worker."""
 
