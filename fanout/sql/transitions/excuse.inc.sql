@@ -6,8 +6,10 @@
            SELECT 1 FROM fanout.job o
             WHERE o.parent_id = c.id AND o.status = 'processing'
               AND (o.lease_expires_at > statement_timestamp() OR o.claimed_at > statement_timestamp() - $2::interval))
-       AND NOT (c.closing IS NOT NULL AND EXISTS (   -- nobody writes into its row when a child ends
-           SELECT 1 FROM fanout.job o WHERE o.parent_id = c.id AND o.finished_at > statement_timestamp() - $2::interval))
+       -- Nobody writes into its row when a child ends. Not EXISTS, which is hashed here: a walk over the whole table.
+       AND (c.closing IS NULL OR (
+           SELECT 1 FROM fanout.job o
+            WHERE o.parent_id = c.id AND o.finished_at > statement_timestamp() - $2::interval LIMIT 1) IS NULL)
        AND NOT EXISTS (
            SELECT 1 FROM fanout.job o
             WHERE o.parent_id = c.id AND o.status IN ('pending', 'waiting')
