@@ -24,7 +24,7 @@ AWAY_PARSES: Final = 8
 """It gives up for as long as so many parses take."""
 TIMEOUT_PARSES: Final = 6
 """A call may take as long as so many parses; where a parse takes 15 s that is the 90 s rule."""
-LEAST_TIMEOUT_SECONDS: Final = 2.0
+LEAST_TIMEOUT_SECONDS: Final = 5.0
 
 
 def rules_for(documents: int, parse_seconds: float) -> Rules:
