@@ -157,6 +157,7 @@ class Worker:
         self._full_look_due = 0.0  # time.monotonic()
         self._turn = 0
         self._limited: frozenset[str] = frozenset()  # kinds of which some are due under a limit
+        self._limited_due = 0.0  # time.monotonic() until when there is likely no more of them
         self._behind: dict[str, str] = {}  # kind: the last partition that was looked at, of many
         self._was_woken = False
         self._since_aged = AGED_ONE_IN  # claims since those that waited longest came first
@@ -507,13 +508,13 @@ class Worker:
         aged = self._since_aged // AGED_ONE_IN if full_look else 0
         if aged:
             self._since_aged = 0
-        limited_first = bool(self._limited) and self._turn % 2 == 0
+        limited_first = self._turn % 2 == 0
         if limited_first:
             await self._claim_limited(aged, full_look=full_look)
         if room := self._room():
             claiming = self._claim_unlimited(room, aged, full_look=full_look)
             self._accept(await self._or_in_doubt(claiming))
-        if self._limited and not limited_first:
+        if not limited_first:
             await self._claim_limited(aged, full_look=full_look)
         self.claim_seconds.observe(time.monotonic() - now)
         if full_look:
@@ -550,12 +551,18 @@ class Worker:
         return look.claims
 
     async def _claim_limited(self, aged: int, *, full_look: bool) -> None:
-        """Claim and begin what is under a limit: beyond free slots only while the limit is far."""
+        """Claim and begin what is under a limit: beyond free slots only while the limit is far.
+
+        Where the last look found no more, not before a slot was given back here, or half a poll.
+        """
+        if time.monotonic() < self._limited_due:
+            return
         room = {kind: most for kind, most in self._room().items() if kind in self._limited}
         if not room or self._stopping:
             return
         free = max(0, self.concurrency - self._running - len(self._buffer))
         limit = max(room.values())
+        asked_at = self._limited_due = time.monotonic()
         look = await self._or_in_doubt(
             self._store.claim_limited(
                 self._wanted(room, full_look=full_look),
@@ -571,7 +578,10 @@ class Worker:
         )
         for kind in room:
             self._behind[kind] = look.behind.get(kind, "")
-        self._more = self._more or len(look.claims) >= limit
+        is_used_up = len(look.claims) < limit
+        if is_used_up and self._limited_due == asked_at:  # no slot was given back meanwhile
+            self._limited_due = time.monotonic() + self._settings.poll_interval / 2
+        self._more = self._more or not is_used_up
         self._raise_floors([one for one in look.claims if one.id not in look.of_partitions])
         self._accept(look.claims)
 
@@ -764,8 +774,9 @@ class Worker:
             # The same job may have been claimed here again already, as another attempt.
             if held is not None and held.claim.attempt == claim.attempt:
                 del self._held[claim.id]
-        if self._limited and not self._stopping:
-            self._claims.nudge()  # what was written gave back its slot
+        if not self._stopping and any(claim.kind in self._limited for claim in claims):
+            self._limited_due = 0.0  # what was written gave back its slot
+            self._claims.nudge()
         if not self._held and self._suspect_since is not None and not self._stopping:
             self._claims.nudge()
 
@@ -822,6 +833,7 @@ class Worker:
             self.slots.nudge()
         if (not kinds or not kinds.isdisjoint(self._handlers)) and not self._stopping:
             self._was_woken = True
+            self._limited_due = 0.0
             self._more = True
             self._claims.nudge()
 
