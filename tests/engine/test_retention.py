@@ -119,7 +119,7 @@ async def test_zero_keeps_jobs_for_ever(store: Store) -> None:
     """The loop does not even begin."""
     retention = Retention(store, Settings(job_retention=0))
     retention.start()
-    assert not retention._looks.is_running
+    assert not retention.looks.is_running
     await retention.stop()
 
 

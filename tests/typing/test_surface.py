@@ -24,6 +24,7 @@ from fanout import (
     Status,
     Worker,
     WorkerRow,
+    testing,
 )
 
 
@@ -37,6 +38,20 @@ class Extracted(BaseModel):
 
 class Other(BaseModel):
     pages: int
+
+
+async def inline_and_at_set_times(engine: Engine, documents: AsyncIterator[Document]) -> None:
+    """A handler stays what it is under a schedule; a run gives a handle, however it was run."""
+
+    @engine.cron("0 7 * * 1-5", timezone="Europe/Berlin", payload=Paper(storage_key="a"))
+    @engine.job
+    async def nightly(job: Job[Paper]) -> Extracted:
+        return Extracted(words=1)
+
+    assert_type(nightly, Handler[Paper, Extracted])
+    assert_type(await engine.run(nightly, documents), JobHandle)
+    assert_type(await engine.run("elsewhere", [("a", 1)], inline_below=0), JobHandle)
+    assert_type(testing.job(Paper(storage_key="a")), testing.RecordedJob[Paper])
 
 
 def decorators(engine: Engine) -> None:
