@@ -251,7 +251,8 @@ class Job(Generic[P]):
                 "A job of the kind stands under it already",
             )
         held = runtime.held.get(self.id)
-        if held is None:
+        # A thread may outlive its claim, and the job have been claimed here again.
+        if held is None or held.claim.attempt != self.attempt:
             raise LostClaim(self.id, self.attempt)
         handler = runtime.handlers.get(self.kind)
         declared = encode_bounds(

@@ -16,7 +16,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fanout import Document, Engine, Job, Request, Settings, Status, UsageError, pool
+from fanout import (
+    Document,
+    Engine,
+    Job,
+    LostClaim,
+    Request,
+    Settings,
+    Status,
+    UsageError,
+    pool,
+)
 from fanout.statements import load_statements
 from fanout.store import Store
 from fanout.values import SlotKey
@@ -507,6 +517,21 @@ async def test_threads_wait_for_slots_too(database: str) -> None:
         for handle in [await engine.submit(leaf) for _ in range(10)]:
             assert (await closed(handle)).status is Status.COMPLETED
     assert inside.most == 1
+
+
+async def test_a_run_that_outlived_its_claim_gets_no_slot(database: str) -> None:
+    """Though the same process has claimed the job again."""
+    engine = Engine(database, settings=quick())
+
+    @engine.job
+    async def leaf(job: Job[Any]) -> str:
+        stale = Job(job._claim._replace(attempt=job.attempt - 1), None, job._runtime)
+        with pytest.raises(LostClaim):
+            stale.limit("parser", 1)
+        return "told"
+
+    async with running(engine):
+        assert await (await engine.submit(leaf)).result() == "told"
 
 
 async def test_one_job_may_use_several_but_not_one_within_another(database: str) -> None:
