@@ -116,7 +116,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "no-seal": Mutant(
         "a batch closes when all that is dispatched has ended, sealed or not",
-        _edit(r"p\.status = 'waiting' AND (p\.completed)", r"\1"),
+        _edit(r"\(p\.status = 'waiting' OR lp\.failure IS NOT NULL\)\s+AND (p\.completed)", r"\1"),
     ),
     "rescue-by-id": Mutant(
         "rescue takes a job whatever it is by now",
