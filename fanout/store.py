@@ -245,7 +245,7 @@ class Store:
         *,
         alone: bool = False,
     ) -> list[Claim]:
-        """At most `limit` due children of these batches, as many as their limits leave; with
+        """At most `limit` due children of these batches, by id, as many as their limits leave; with
         `alone` one that must run alone.
         """
 
@@ -267,7 +267,7 @@ class Store:
                 if not rows:
                     break
                 claims += [Claim._make(row) for row in rows]
-            return claims
+            return sorted(claims, key=attrgetter("id"))
 
         return await self._pool.transaction(body)
 
