@@ -503,6 +503,39 @@ async def test_a_cancelled_or_stopped_waiter_leaves_nothing_behind(
         assert (row["status"], row["failures"], row["deaths"]) == ("pending", 0, 0)
 
 
+async def test_many_who_wait_hold_no_connection_and_ask_together(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """Sixty waiters over a pool of two: other jobs run beside them, and they ask as one."""
+    engine = Engine(database, settings=quick(pool_size=2, poll_interval=1))
+    await limit(conn, "parser", '{"concurrency": 0}')
+
+    @engine.job
+    async def waiter(job: Job[Any]) -> None:
+        async with job.limit("parser"):
+            pass
+
+    @engine.job
+    async def other(_job: Job[Any]) -> str:
+        return "ran"
+
+    async with running(engine, concurrency=70) as worker:
+        handles = await engine.submit_many([Request(waiter) for _ in range(60)])
+        await until(lambda: len(worker.slots) == 60)
+        assert await (await engine.submit(other)).result() == "ran"
+        in_transaction = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in trans%'"
+        await until(lambda: _is_zero(conn, in_transaction))
+        rounds = worker.slots.rounds
+        await engine.limits.set("parser", concurrency=60)
+        for handle in handles:
+            assert (await closed(handle)).status is Status.COMPLETED
+        assert rounds < 60
+
+
+async def _is_zero(conn: asyncpg.Connection, sql: str) -> bool:
+    return not await conn.fetchval(sql)
+
+
 async def test_threads_wait_for_slots_too(database: str) -> None:
     """`with job.limit(…)` in a plain function."""
     engine = Engine(database, settings=quick())
