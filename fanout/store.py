@@ -471,9 +471,9 @@ class Store:
             for row in await self._pool.fetch(self._sql["incomplete_without_open"], limit, after_id)
         ]
 
-    async def aggregates_to_judge(self, limit: int, after_id: int = 0) -> list[int]:
-        """Open batches that a sweep counts, which have limits."""
-        rows = await self._pool.fetch(self._sql["aggregates_to_judge"], limit, after_id)
+    async def open_aggregates(self, limit: int, after_id: int = 0) -> list[int]:
+        """Open batches whose children leave their row alone."""
+        rows = await self._pool.fetch(self._sql["open_aggregates"], limit, after_id)
         return [row["id"] for row in rows]
 
     async def recount(self, job_id: int) -> Counted:

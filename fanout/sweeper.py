@@ -222,13 +222,13 @@ class Sweeper:
                 return
 
     async def close_complete(self) -> None:
-        """Recount, and so close, waiting jobs that have no open child; count those batches whose
-        limits nobody else can judge (closing "aggregate").
+        """Recount, and so close, waiting jobs that have no open child. Count those batches whose
+        children do not (closing "aggregate"), and judge their limits, which nobody else can.
         """
         async for job_id in _pages(self._store.incomplete_without_open):
             await self._one(job_id, self.recount)
-        async for job_id in _pages(self._store.aggregates_to_judge):
-            await self._one(job_id, self._judge)
+        async for job_id in _pages(self._store.open_aggregates):
+            await self._one(job_id, self._count)
 
     async def recount(self, job_id: int) -> None:
         """Mend one job's counters, and say so: it should never be needed. Count those of one whose
@@ -245,7 +245,7 @@ class Sweeper:
         if counted.moved:
             self._on_counted(counted)
 
-    async def _judge(self, job_id: int) -> None:
+    async def _count(self, job_id: int) -> None:
         counted = await self._store.recount(job_id)
         if any(job.status.is_terminal for job in counted.moved):
             self._on_counted(counted)

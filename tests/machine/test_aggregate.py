@@ -119,6 +119,37 @@ async def test_progress_counts_its_children(store: Store, conn: asyncpg.Connecti
         assert progress.sums == {"cost": 0.3}
 
 
+async def test_a_sweep_keeps_its_row_up_to_date(store: Store, conn: asyncpg.Connection) -> None:
+    """For lists, views and alerts, which read rows; no child that is open is touched by it."""
+    batch, (a, _, _) = await _batch(store, "abc")
+    await store.finish([(a, Completed(None, '{"cost": 0.1}'))], ME)
+
+    await _sweeper(store).close_complete()
+
+    assert await counters_of(conn, batch) == (3, 1, 0, 0)
+    view = await conn.fetchrow("SELECT percent, sums FROM fanout.batches WHERE id = $1", batch)
+    assert view is not None
+    assert (view["percent"], view["sums"]) == (33, '{"cost": 0.1}')
+    written = (await row_of(conn, batch))["updated_at"]
+    await _sweeper(store).close_complete()
+    assert (await row_of(conn, batch))["updated_at"] == written
+    assert await check(conn, quiet=False) == []
+
+
+async def test_what_waits_for_its_sweep_is_not_stuck(
+    store: Store, conn: asyncpg.Connection
+) -> None:
+    """Unless there has been none for a minute."""
+    batch, claims = await _batch(store, "ab")
+    await store.finish([(c, DONE) for c in claims], ME)
+    assert await store.stuck(10) == []
+    await conn.execute(
+        "UPDATE fanout.job SET finished_at = now() - interval '2 min' WHERE parent_id = $1", batch
+    )
+
+    assert [row["id"] for row in await store.stuck(10)] == [batch]
+
+
 async def test_all_ended_is_seen_before_it_is_closed(
     store: Store, conn: asyncpg.Connection
 ) -> None:
