@@ -445,6 +445,63 @@ async def test_the_engine_stops_in_the_midst(engine: Engine, conn: asyncpg.Conne
     assert [tuple(row) for row in rows] == [("pending", 0, 0)] * 2
 
 
+async def test_a_lost_answer_costs_nothing(
+    engine: Engine, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was committed, and nobody here knows: its claims are put back, not rescued as if
+    their worker had died; and the same key joins it."""
+    seen: list[int] = []
+
+    @engine.job
+    async def work(job: Job[int]) -> None:
+        seen.append(job.payload)
+
+    documents = [(f"{n}", n) for n in range(5)]
+    async with engine:
+        await engine.run(work, [("first", -1)])
+        runner = engine._inline
+        assert runner is not None
+        together = runner._store.together
+
+        async def lost(body: Any) -> Any:
+            await together(body)
+            raise DatabaseUnavailable("the answer was lost")
+
+        monkeypatch.setattr(runner._store, "together", lost)
+        with pytest.raises(DatabaseUnavailable):
+            await engine.run(work, documents, key="k")
+        monkeypatch.undo()
+        handle = await asyncio.wait_for(engine.run(work, documents, key="k"), PATIENCE)
+        assert not handle.created
+        assert counts(await handle.progress()) == (5, 5, 0, 0)
+    assert sorted(seen) == [-1, 0, 1, 2, 3, 4]
+    assert await conn.fetchval("SELECT sum(deaths) + sum(failures) FROM fanout.job") == 0
+
+
+async def test_a_connection_that_breaks_leaves_nothing(
+    engine: Engine, database: str, conn: asyncpg.Connection
+) -> None:
+    """The caller is told, and calls again."""
+    sort = sorts(engine)
+    async with engine:
+        await engine.run(sort, [("first", "good")])
+        async with held(database) as rival:
+            await rival.connection.execute("LOCK TABLE fanout.limits IN ACCESS EXCLUSIVE MODE")
+            task = asyncio.create_task(engine.run(sort, [("a", "good")], key="k"))
+            await until_blocked(conn, task)
+            await conn.execute(
+                """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+            )
+            with pytest.raises(DatabaseUnavailable):
+                await task
+            assert await engine.find("k") is None
+            await rival.commit()
+        handle = await engine.run(sort, [("a", "good")], key="k")
+        assert handle.created
+        assert counts(await handle.progress()) == (1, 1, 0, 0)
+
+
 async def test_limits_hold(engine: Engine, conn: asyncpg.Connection) -> None:
     """Of the kind, of the batch, and those that handlers ask for; and it ends all the same."""
     running = most = 0
