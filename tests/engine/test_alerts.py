@@ -162,6 +162,38 @@ async def test_the_end_is_told_by_one_too(
     assert [json.loads(row[0])["type"] for row in payloads] == ["alert.closed"]
 
 
+async def test_a_crowd_of_workers_tells_each_incident_once(
+    store: Store, conn: asyncpg.Connection
+) -> None:
+    """Six of them, looking all at once, while three troubles come and go."""
+    told = Told()
+    crowd = [looker(store, told) for _ in range(6)]
+    batches = [await a_failing_batch(conn) for _ in range(3)]
+    for turn in range(8):
+        await conn.execute(
+            """UPDATE fanout.job SET failed = 12 * (id % 2 = $2)::int,
+                      completed = 24 - 12 * (id % 2 = $2)::int
+                WHERE id = ANY ($1)""",
+            batches,
+            turn // 2 % 2,
+        )
+        for _ in range(2):
+            await asyncio.gather(*(one.check() for one in crowd))
+    await conn.execute(
+        "UPDATE fanout.job SET failed = 0, completed = 24 WHERE id = ANY ($1)", batches
+    )
+    for _ in range(3):
+        await asyncio.gather(*(one.check() for one in crowd))
+    for one in crowd:
+        await one.stop()
+    rows = await conn.fetch("SELECT id, closed_at FROM fanout.incident ORDER BY id")
+    assert len(rows) >= 6
+    assert all(row["closed_at"] is not None for row in rows)
+    begun = sorted(one.id for one in told.alerts if one.is_open)
+    over = sorted(one.id for one in told.alerts if not one.is_open)
+    assert begun == over == [row["id"] for row in rows]
+
+
 async def test_a_hook_that_fails_or_hangs_stops_nobody(
     store: Store,
     conn: asyncpg.Connection,
@@ -213,6 +245,22 @@ async def test_a_worker_without_hooks_swallows_nothing(
     await looker(store, late).check()
     assert await late.has(2) == ["begins failure_rate", "over failure_rate"]
     assert late.alerts[1].closed_at is not None
+
+
+async def test_what_one_worker_is_telling_no_other_tells(
+    database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """Neither while the first has taken it on, nor after; it does not wait for that one either."""
+    await a_failing_batch(conn)
+    await look_twice(looker(store))
+    told, late = Told(), Told()
+    async with held(database) as first:
+        await looker(first.store, told).check()
+        await asyncio.wait_for(looker(store, late).check(), 20)
+        await first.commit()
+    await looker(store, late).check()
+    assert await told.has(1) == ["begins failure_rate"]
+    assert late.alerts == []
 
 
 async def test_a_rate_at_its_threshold_is_one_incident(

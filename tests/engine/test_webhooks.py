@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import ssl
+import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import trustme
 from pydantic import ValidationError
 
 from fanout import (
+    ConfigurationError,
     Engine,
     Job,
     JobHandle,
@@ -345,6 +347,19 @@ async def test_a_worker_that_was_not_told_to_sends_nothing(
         job_id = await a_close(conn, "billing")
         await closed(await quiet.submit(other))
         assert (await quiet.handle(job_id).job()).attempt == 0
+
+
+async def test_without_the_extra_it_says_what_to_install(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At start of a worker that is to send, and where an endpoint is added; all else works."""
+    monkeypatch.setitem(sys.modules, "standardwebhooks", None)
+    with pytest.raises(ConfigurationError, match=r"pgfanout\[webhooks\]"):
+        Engine(database, settings=sends())
+    async with Engine(database, settings=quick()) as engine:
+        with pytest.raises(ConfigurationError, match=r"pgfanout\[webhooks\]"):
+            await engine.webhooks.add("billing", "https://hooks.example.com/")
+        assert await engine.webhooks.list() == []
 
 
 async def test_no_secret_is_where_it_does_not_belong(
