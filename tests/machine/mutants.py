@@ -165,6 +165,31 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "give_up",
         ),
     ),
+    "claim-paused": Mutant(
+        "a claim takes what is paused",
+        _edit(r" AND NOT j\.paused", "", "claim", "claim_alone", "claim_limited"),
+    ),
+    "pause-blind": Mutant(
+        "a chunk of a pause or a resume does not ask what the root says by then",
+        _edit(
+            r"AND (NOT )?\(SELECT r\.paused[^)]*\)",
+            "AND $1::bigint > 0",
+            "pause_chunk",
+            "resume_chunk",
+        ),
+    ),
+    "add-blind": Mutant(
+        "documents are added to a batch that is being ended",
+        _edit(
+            r"AND finished_at IS NULL AND verdict IS NULL AND pruned_at",
+            "AND finished_at IS NULL AND pruned_at",
+            "add_children",
+        ),
+    ),
+    "late-blind": Mutant(
+        "a deadline ends what has time left",
+        _edit(r"AND deadline <= statement_timestamp\(\) ", "", "doom_late"),
+    ),
     "no-follow-up": Mutant(
         "the last child closes the batch and forgets its follow-up",
         _edit(r"(FROM p WHERE) (finished_at IS NOT NULL\s+UNION)", r"\1 false AND \2"),

@@ -59,6 +59,11 @@ STATES: Final = (
     State("pending, due later", PENDING, {"attempt": MY_ATTEMPT, "run_at": _SOON}),
     State("pending, to run alone", PENDING, {"attempt": MY_ATTEMPT, "deaths": 1}),
     State("pending, paused", PENDING, {"attempt": MY_ATTEMPT, "paused": True}),
+    State(
+        "pending, paused, to run alone",
+        PENDING,
+        {"attempt": MY_ATTEMPT, "deaths": 1, "paused": True},
+    ),
     State("mine", PROCESSING, _HELD),
     State("mine, retries used up", PROCESSING, _HELD | {"failures": 3}),
     State("mine, lease run out", PROCESSING, _HELD | _EXPIRED),
