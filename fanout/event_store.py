@@ -156,7 +156,7 @@ class EventStore:
         ]
 
     async def unstored(self, batches: Collection[tuple[int, int, int]], writer: UUID) -> set[int]:
-        """The streams of those batches, (stream id, batch, first number), that were told to be
+        """The numbers of those batches, (stream id, batch, first number), that were told to be
         stored, and are not: a fail-over lost them.
         """
         ordered = sorted(batches)
@@ -167,7 +167,7 @@ class EventStore:
             [batch for _, batch, _ in ordered],
             [first_number for _, _, first_number in ordered],
         )
-        return {row["stream_id"] for row in rows}
+        return {row["batch"] for row in rows}
 
     async def heads(
         self, stream_ids: Collection[int], seen: Mapping[int, tuple[int, int | None]] | None = None

@@ -423,17 +423,15 @@ class Publisher:
         """The batch was stored, or refused."""
         buffer = self._buffers[batch.stream_id]
         if buffer.again and buffer.again[0].batch is batch:
-            kept = buffer.again.popleft()
-            if done is not None:
-                kept.generation, kept.first_number = done.generation, done.first_number
-                self.sent_again += 1
+            buffer.again.popleft()
+            self.sent_again += done is not None
         else:
             buffer.sending = None
-            if done is not None:
-                self._keep(_Kept(batch, done.generation, done.first_number, self._flushed_at))
         if done is None:  # the stream has ended: nobody can be told
             self.dropped += batch.count
-        elif (known := self._known.get(batch.stream_id)) is not None:
+        else:
+            self._keep(_Kept(batch, done.generation, done.first_number, self._flushed_at))
+        if done is not None and (known := self._known.get(batch.stream_id)) is not None:
             known.flushed_at = self._flushed_at
             if not done.watched:
                 known.watched_since = None
@@ -466,26 +464,27 @@ class Publisher:
             self._kept_bytes -= len(self._kept.popleft().batch.body)
 
     async def _look_for_kept(self) -> None:
-        """Is what was stored of late still there? A fail-over loses the newest of a stream, so one
-        batch of each tells.
+        """Is what was stored of late still there? All of it: what a fail-over lost may lie between
+        what it left and what was stored since.
         """
         now = time.monotonic()
         if not self._kept or now < self._check_at or self._stopping:
             return
         self._check_at = now + CHECK_SECONDS
-        newest = {kept.batch.stream_id: kept for kept in self._kept}
         lost = await self._store.unstored(
-            [(stream, kept.batch.batch, kept.first_number) for stream, kept in newest.items()],
+            [(kept.batch.stream_id, kept.batch.batch, kept.first_number) for kept in self._kept],
             self._writer,
         )
-        for stream_id in lost:
-            buffer = self._buffers.setdefault(stream_id, _Buffer())
-            if not buffer.again:
-                # Those that are there after all are found, and not written.
-                buffer.again.extend(k for k in self._kept if k.batch.stream_id == stream_id)
-            self._known.pop(stream_id, None)  # its head may be lost as well
         if lost:
-            _log.error("a fail-over lost events of %d streams, they are sent again", len(lost))
+            _log.error("a fail-over lost %d batches of events, they are sent again", len(lost))
+            found, self._kept, self._kept_bytes = self._kept, deque(), 0
+            for kept in found:
+                if kept.batch.batch not in lost:
+                    self._keep(kept)
+                    continue
+                stream_id = kept.batch.stream_id
+                self._buffers.setdefault(stream_id, _Buffer()).again.append(kept)
+                self._known.pop(stream_id, None)  # its head may be lost as well
         while self._kept and now - self._kept[0].at > KEPT_SECONDS:
             self._kept_bytes -= len(self._kept.popleft().batch.body)
 

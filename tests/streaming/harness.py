@@ -163,6 +163,9 @@ class Standby:
         """Its state becomes the truth: what came later was never there."""
         async with self._conn.transaction():
             await self._conn.execute(
+                "SELECT 1 FROM fanout.stream WHERE stream_id = $1 FOR UPDATE", self._stream_id
+            )
+            await self._conn.execute(
                 "DELETE FROM fanout.event_batch WHERE stream_id = $1 AND first_number > $2",
                 self._stream_id,
                 self._head["last_number"],
