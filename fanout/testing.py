@@ -60,6 +60,7 @@ QUICK: Final = {
 }
 """Where a test would wait, or would not know for how long."""
 LOOK_SECONDS: Final = 0.005
+RUN_LOOK_SECONDS: Final = 0.02
 SHOWN: Final = 10
 
 
@@ -212,12 +213,36 @@ class Bench:
         self,
         target: Handler[P, Any],
         documents: Iterable[Document | tuple[str, Any]] | AsyncIterable[Any],
+        *,
+        name: str = "fanout_run",
         **more: Any,
     ) -> JobHandle:
-        """As `Engine.run`, here and now, however many there are. A child that is to be tried again
-        later is waited for: give `max_retries=0`, or submit and `drain` and `advance`.
+        """As `Engine.run`, here and now, however many there are. Retries are not waited for: when
+        nothing else is left to do, time is moved on to the next one, as by `advance`.
         """
-        return await self.engine.run(target, documents, inline_below=1 << 31, **more)
+        running = asyncio.ensure_future(
+            self.engine.run(target, documents, inline_below=1 << 31, name=name, **more)
+        )
+        try:
+            while not (await asyncio.wait([running], timeout=RUN_LOOK_SECONDS))[0]:
+                if await self._next_retry(name) is not None:
+                    await self._go_to_next_retry(name)
+        finally:
+            if running.cancel():
+                await asyncio.wait([running])
+        return running.result()
+
+    async def _next_retry(self, name: str) -> float | None:
+        rows = await self.connection.fetch(self._sql["next_retry"], name)
+        return rows[0]["seconds"] if rows else None
+
+    async def _go_to_next_retry(self, name: str) -> None:
+        async with self.connection.transaction():
+            # Or a job that is claimed just now would lose its lease.
+            await self.connection.execute(self._sql["hold"])
+            seconds = await self._next_retry(name)
+            if seconds is not None:
+                await self.advance(max(0.0, seconds))
 
     async def drain(self, *, most: int = 10_000, seconds: float = 30) -> int:
         """Run everything that is due, and what becomes of it, until nothing is: children, their

@@ -144,6 +144,29 @@ async def test_time_moves_only_when_told() -> None:
             await bench.advance(-1)
 
 
+async def test_a_run_does_not_wait_for_its_retries() -> None:
+    """Backoff of minutes is over at once; what was submitted for later is as much nearer."""
+    engine = Engine("postgresql://nowhere", settings=Settings(backoff_base=200))
+    tries: list[str] = []
+
+    @engine.job(max_retries=2)
+    async def flaky(job: Job[str]) -> int:
+        tries.append(job.payload)
+        if job.failures < int(job.payload):
+            raise TransientError("busy", retry_after=300 if job.failures else None)
+        return job.failures
+
+    async with testing.engine(engine) as bench:
+        later = await bench.submit(flaky, "0", delay=3600)
+        handle = await bench.run(flaky, [("a", "0"), ("b", "1"), ("c", "3")])
+        assert [one async for one in handle.results()] == [("a", 0), ("b", 1)]
+        assert [child.error async for child in handle.failures()] == ["busy"]
+        assert sorted(tries) == ["0", "1", "1", "3", "3", "3"]
+        job = await later.job()
+        assert (job.run_at - job.created_at).total_seconds() == pytest.approx(3600, abs=1)
+        assert (await later.progress()).status == "pending"
+
+
 async def test_a_drain_ends() -> None:
     """What submits itself for ever, or never ends, fails the test, and is named."""
     engine = Engine("postgresql://nowhere")
