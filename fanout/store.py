@@ -603,9 +603,6 @@ class Store:
         ordered = sorted(documents, key=attrgetter("key"))
 
         async def body(connection: Connection) -> tuple[Any, Counted]:
-            locked = await connection.fetchrow(self._sql["lock_job"], job_id)
-            if locked is None:
-                raise JobNotFound(job_id)
             rows = await connection.fetch(
                 self._sql["add_children"],
                 job_id,
@@ -619,13 +616,28 @@ class Store:
                 _or_empty([document.partition for document in ordered]),
             )
             if not rows:
-                state = f"has closed ({locked['status']})" if locked["closed"] else "is being ended"
-                raise Refused(job_id, f"it {state}, and only an open batch takes more documents")
+                raise _NotOpen
             [row] = [row for row in rows if row["what"] == "born"]
+            if row["ended"]:  # a root that was paused or resumed while this inserted
+                name = "pause_chunk" if row["webhook"] else "resume_chunk"
+                await connection.fetch(self._sql[name], job_id, job_id, 0, len(ordered))
             return row, await self._with_cascade(connection, rows)
 
-        row, counted = await self._pool.transaction(body)
-        if row["ended"]:
+        while True:
+            try:
+                row, counted = await self._pool.transaction(body)
+                break
+            except _NotOpen:
+                job = await self.job(job_id)
+                if job.finished_at is None and job.verdict is None:
+                    continue  # it was opened again meanwhile
+                state = (
+                    "is being ended" if job.finished_at is None else f"has closed ({job.status})"
+                )
+                raise Refused(
+                    job_id, f"it {state}, and only an open batch takes more documents"
+                ) from None
+        if row["on_closed"] is not None:
             on_counted(counted)
             raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
         born, total = row["ids"]
@@ -994,6 +1006,10 @@ class _OneTransaction:
 
     async def transaction(self, body: Callable[[Connection], Awaitable[T]]) -> T:
         return await body(self._connection)
+
+
+class _NotOpen(Exception):
+    """Rolls back: the batch has closed, or is being ended."""
 
 
 def _group(row: Any) -> Group:

@@ -108,8 +108,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no-fence-to-fan-out": Mutant(
         "a chunk's last look at the claim is dropped",
         _edit(
-            r"WHERE p\.attempt = mine\.attempt AND p\.claim_token IS NOT DISTINCT FROM "
-            r"mine\.claim_token",
+            r"AND \(asked\.outside OR \(p\.attempt = mine\.attempt "
+            r"AND p\.claim_token IS NOT DISTINCT FROM mine\.claim_token\)\)",
             "",
             "fan_out",
         ),

@@ -7,7 +7,8 @@
 -- has how many there are, and the total, in `ids`; `ended`: the batch was paused, or resumed, meanwhile; `webhook`: is it
 -- paused now?
 WITH asked AS (
-    SELECT $8::text AS kind, $9::int AS max_retries, $10::smallint AS priority, $11::text AS on_closed, $4::interval AS lease),
+    SELECT $8::text AS kind, $9::int AS max_retries, $10::smallint AS priority, $11::text AS on_closed, $4::interval AS lease,
+           false AS outside),
 docs AS (
     SELECT * FROM unnest($5::text[], $6::text[], $7::text[], $12::text[]) AS d (document_key, payload, error, partition)),
 mine AS (

@@ -1,6 +1,6 @@
--- Spliced in after born and before the tail, with asked (…, lease: NULL leaves it as it is) and mine (…, attempt,
--- claim_token): the parent has more children, and may have failed by those that are gone. What is said of p here is said of
--- the version that was locked.
+-- Spliced in after born and before the tail, with asked (…, lease: NULL leaves it as it is; outside: without a claim) and
+-- mine (…, attempt, claim_token): the parent has more children, and may have failed by those that are gone. What is said of p
+-- here is said of the version that was locked, after its children were inserted: child level first, as everybody.
 lc AS MATERIALIZED (
     SELECT p.id, k.born, k.gone, asked.lease, p.attempt, p.claimed_at, p.claim_token,
            CASE WHEN k.gone > 0 AND p.verdict IS NULL AND p.closing IS NULL
@@ -8,7 +8,9 @@ lc AS MATERIALIZED (
                 THEN fanout.batch_failure(p.failed + k.gone, p.total + k.born, p.status = 'waiting',
                                           p.fail_after, p.fail_after_percent, NULL, NULL) END AS failure
       FROM k CROSS JOIN asked CROSS JOIN mine JOIN fanout.job p ON p.id = mine.id
-     WHERE p.attempt = mine.attempt AND p.claim_token IS NOT DISTINCT FROM mine.claim_token FOR NO KEY UPDATE OF p),
+     WHERE p.finished_at IS NULL AND p.verdict IS NULL
+       AND (asked.outside OR (p.attempt = mine.attempt AND p.claim_token IS NOT DISTINCT FROM mine.claim_token))
+       FOR NO KEY UPDATE OF p),
 c AS (
     UPDATE fanout.job p
        SET total = p.total + lc.born,
