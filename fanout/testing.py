@@ -239,7 +239,7 @@ class Bench:
     async def _go_to_next_retry(self, name: str) -> None:
         async with self.connection.transaction():
             # Or a job that is claimed just now would lose its lease.
-            await self.connection.execute(self._sql["hold"])
+            await self.connection.fetch(self._sql["hold"])
             seconds = await self._next_retry(name)
             if seconds is not None:
                 await self.advance(max(0.0, seconds))

@@ -1,2 +1,2 @@
--- Nobody claims, or ends, a job until this transaction is over.
-LOCK TABLE fanout.job IN EXCLUSIVE MODE
+-- Nobody claims, or ends, a job that is open now until this transaction is over.
+SELECT id FROM fanout.job WHERE finished_at IS NULL ORDER BY id FOR UPDATE
