@@ -21,7 +21,7 @@ IS_THERE = bool(
 )
 
 if IS_WANTED or IS_THERE:
-    from playwright.async_api import BrowserContext, Page
+    from playwright.async_api import Browser, BrowserContext, Page
 
     from fanout import Engine
     from tests.browser.app import build
@@ -30,11 +30,20 @@ if IS_WANTED or IS_THERE:
 
     Opens = Callable[..., Awaitable[Page]]
 
+    @pytest.fixture(scope="session")
+    async def chrome() -> AsyncIterator[Browser]:
+        """One for all tests: starting it takes seconds."""
+        async with chromium() as browser:
+            yield browser
+
     @pytest.fixture
-    async def browser() -> AsyncIterator[BrowserContext]:
+    async def browser(chrome: Browser) -> AsyncIterator[BrowserContext]:
         """A browser that has seen nothing yet."""
-        async with chromium() as context:
+        context = await chrome.new_context()
+        try:
             yield context
+        finally:
+            await context.close()
 
     @pytest.fixture
     def gate() -> asyncio.Event:

@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import BrowserContext, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 __all__ = ["CHROMIUM", "Site", "Witness", "asks", "chromium", "expect", "free_port"]
 
@@ -41,17 +40,16 @@ EXPECTED = ("Failed to load resource", "net::ERR_")
 
 
 @contextlib.asynccontextmanager
-async def chromium() -> AsyncIterator[BrowserContext]:
-    """A browser with a profile of its own, in which nothing was ever seen."""
+async def chromium() -> AsyncIterator[Browser]:
+    """A browser. Its contexts know nothing of each other, and have seen nothing yet."""
     async with async_playwright() as playwright:
-        with tempfile.TemporaryDirectory(prefix="fanout-browser-") as profile:
-            context = await playwright.chromium.launch_persistent_context(
-                profile, executable_path=CHROMIUM, headless=True, args=FLAGS
-            )
-            try:
-                yield context
-            finally:
-                await context.close()
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, headless=True, args=FLAGS
+        )
+        try:
+            yield browser
+        finally:
+            await browser.close()
 
 
 @dataclass

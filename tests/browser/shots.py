@@ -72,7 +72,6 @@ async def _batches(engine: Engine) -> dict[str, str]:
         budget={"cost": 20, "pages": 1200},
         on_closed="papers_report",
     )
-    paused = await engine.submit("papers_batch", Plan(papers=90, seconds=2), key="tomorrow")
     reported = await engine.submit(
         "papers_batch",
         Plan(papers=12, seconds=0.2, flaky=True, fail_every=5),
@@ -81,6 +80,10 @@ async def _batches(engine: Engine) -> dict[str, str]:
         budget={"pages": 700},
     )
     await reported.wait(120)
+    paused = await engine.submit("papers_batch", Plan(papers=90, seconds=1), key="tomorrow")
+    async for progress in paused.watch(0.1):
+        if progress.completed > 20:
+            break
     await paused.pause()
     await engine.submit("papers_ocr", key="nobody-serves-it")
     await engine.schedules.add(
@@ -128,7 +131,8 @@ async def _take(browser: BrowserContext, url: str, address: str, to: Path) -> No
 async def main(folder: Path, names: set[str]) -> None:
     """Take them all, or those of `names`."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with _database() as dsn, chromium() as browser:
+    async with _database() as dsn, chromium() as chrome:
+        browser = await chrome.new_context()
         engine = build(dsn, quick())
         async with engine:
             site = Site(dsn)

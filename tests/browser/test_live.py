@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 WINDOW = 300
 """Lines that the document holds at most."""
-LOAD_SECONDS = 5
+LOAD_SECONDS = 60
 """Half a second where nothing else runs; without sharing the seventh tab would wait for ever."""
 
 NOTIFY = """
@@ -73,9 +73,7 @@ async def stored(site: Site, job: int) -> list[str]:
 async def shown(page: Page, handle: JobHandle, site: Site) -> None:
     """The log ends up with every stored event, once, in order."""
     await handle.wait(60)
-    await expect(page.locator("#state")).to_have_text(
-        "ended: nothing more will come", timeout=20_000
-    )
+    await expect(page.locator("#state")).to_have_text("ended: nothing more will come")
     await page.get_by_label("Level").select_option("0")
     expected = (await stored(site, handle.id))[-WINDOW:]
     await expect(page.locator(".line")).to_have_count(len(expected))
@@ -172,15 +170,13 @@ async def test_the_api_restarts_in_mid_run(
     await page.evaluate(RECORD)
     await expect(page.locator("#state")).to_have_text("live")
     gate.set()
-    await expect(page.locator(".counts")).to_contain_text(
-        re.compile(r"[12]\d completed"), timeout=30_000
-    )
+    await expect(page.locator(".counts")).to_contain_text(re.compile(r"[12]\d completed"))
     gate.clear()
     await site.stop()
-    await expect(page.locator("#state")).to_contain_text("lost since", timeout=15_000)
+    await expect(page.locator("#state")).to_contain_text("lost since")
     await expect(page.locator("body.stale")).to_have_count(1)
     await site.start()
-    await expect(page.locator("#state")).to_have_text("live", timeout=30_000)
+    await expect(page.locator("#state")).to_have_text("live")
     await expect(page.locator("body.stale")).to_have_count(0)
     gate.set()
     await shown(page, handle, site)
@@ -198,13 +194,11 @@ async def test_seven_tabs_over_plain_http(
         page = await opened(f"#/jobs/{handle.id}")
         await expect(page.locator(".counts")).to_be_visible()
         assert time.monotonic() - began < LOAD_SECONDS, f"tab {number + 1}"
-        await expect(page.locator("#state")).to_have_text("live", timeout=15_000)
+        await expect(page.locator("#state")).to_have_text("live")
         await expect(page.locator(".line")).to_have_count(1)
         pages.append(page)
     gate.set()
-    await expect(pages[6].locator(".counts")).to_contain_text(
-        re.compile(r"\d\d completed"), timeout=30_000
-    )
+    await expect(pages[6].locator(".counts")).to_contain_text(re.compile(r"\d\d completed"))
     await pages[0].close()  # it was the first, so it led
     for page in pages[1:]:
         await shown(page, handle, site)
@@ -222,7 +216,7 @@ async def test_tabs_share_without_locks(
         await page.goto(f"{site.url}#/jobs/{handle.id}")
         await page.reload()
         assert not await page.evaluate("'locks' in navigator")
-        await expect(page.locator("#state")).to_have_text("live", timeout=15_000)
+        await expect(page.locator("#state")).to_have_text("live")
         pages.append(page)
     gate.set()
     await pages[0].close()

@@ -12,6 +12,8 @@ from playwright.async_api import BrowserContext, Page
 
 from fanout import Engine, JobHandle
 from fanout.access import Access, Scope
+from fanout.cron import Schedule
+from fanout.limits import Limits
 from tests.browser.app import HOSTILE, Options, Plan
 from tests.browser.conftest import Opens
 from tests.browser.driving import Site, Witness, asks, expect
@@ -176,12 +178,12 @@ async def test_a_batch_is_steered(opened: Opens, engine: Engine, gate: asyncio.E
     await expect(page.locator(".job .badge")).to_have_text("running")
     gate.set()
     await handle.wait(60)
-    await expect(page.get_by_role("button", name="Pause")).to_be_disabled(timeout=20_000)
+    await expect(page.get_by_role("button", name="Pause")).to_be_disabled()
     await expect(page.get_by_role("button", name="Pause")).to_have_attribute(
         "title", "It has ended."
     )
     follow_up = page.locator(".chain a")
-    await expect(follow_up).to_contain_text("papers_report", timeout=30_000)
+    await expect(follow_up).to_contain_text("papers_report")
     await follow_up.click()
     await expect(page.locator(".chain [aria-current]")).to_contain_text("papers_report")
 
@@ -215,10 +217,24 @@ async def test_the_address_holds_the_state(opened: Opens, engine: Engine) -> Non
     copy = await opened(page.url.split("/", 3)[3])
     await expect(copy.locator(".pointed")).to_have_count(1)
     await expect(copy.locator(".pointed")).to_contain_text("paper-00004")
+    await copy.close()
     page = await opened("#/?status=failed")
     await expect(page.get_by_text("No batch is like this.")).to_be_visible()
     await page.get_by_role("button", name="Show all").click()
     await expect(page.locator(".jobs li")).to_have_count(1)
+
+
+async def test_lines_that_were_never_loaded_are_found(opened: Opens, engine: Engine) -> None:
+    """A search is of the newest thousand lines, and says so; and of all that is stored."""
+    handle = await batch(engine, "long", papers=420)
+    page = await opened(f"#/jobs/{handle.id}")
+    await expect(page.locator(".line").last).to_contain_text("ended")
+    await page.get_by_label("Search the log").fill("SELECTED 420")
+    await expect(page.get_by_text(re.compile(r"^0 of [1-9],\d+ lines"))).to_be_visible()
+    await page.get_by_role("button", name="search all that is stored").click()
+    await expect(page.locator(".line")).to_have_count(1)
+    await expect(page.locator(".line")).to_contain_text("selected 420 papers")
+    await expect(page.get_by_text("1 of all that is stored")).to_be_visible()
 
 
 async def test_a_job_is_submitted_with_a_form(opened: Opens, engine: Engine) -> None:
@@ -264,12 +280,16 @@ async def test_screens(opened: Opens, engine: Engine, scheme: str) -> None:
     """Nothing is wider than a narrow screen, and all text has the contrast of WCAG AA."""
     handle = await batch(engine, "screens", papers=40, fail_every=6)
     child = [child async for child in handle.children()][5]
+    await Limits(engine.store).set("parser", concurrency=2)
+    await engine.schedules.add(Schedule("nightly", "papers_batch", "0 3 * * *"))
     addresses = (
         "#/",
         f"#/jobs/{handle.id}",
         f"#/jobs/{handle.id}?view=table",
         f"#/jobs/{child.id}",
         "#/workers",
+        "#/limits",
+        "#/schedules",
         "#/submit",
     )
     for address in addresses:

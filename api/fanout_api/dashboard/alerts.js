@@ -15,7 +15,10 @@ export function banner(element) {
     element.hidden = !alerts.length;
     fill(element, JSON.stringify(alerts), alerts.slice(0, MOST).map(line),
       alerts.length > MOST && h("li", {}, h("a", { href: "#/workers" }, `and ${count(alerts.length - MOST)} more`)));
-  }, 10, (error) => ![401, 403].includes(error.status));
+  }, 10, (error) => {
+    element.hidden ||= [401, 403].includes(error.status);
+    return ![401, 403].includes(error.status);
+  });
 }
 
 export const incidents = (alerts) => alerts.map((alert) => h("tr", {}, h("td", {}, when(alert.opened_at)),

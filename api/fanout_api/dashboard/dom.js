@@ -163,6 +163,15 @@ export const mark = (letter) => s("svg", { class: `mark ${letter}`, viewBox: "0 
 export const badge = (status, outcome = wordOf(status)) =>
   h("span", { class: "badge" }, mark(outcome === "completed with failures" ? "c" : letterOf(status)), outcome);
 
+export const endedOf = ({ completed, failed, cancelled }) => completed + failed + cancelled;
+
+/**
+ * Were these counters read before those that are shown, `at` that time? Two ways lead here, and one may be
+ * slower; but what stays lower for long was put right by the sweep.
+ */
+export const isOlder = (next, shown, at) => next.generation < shown.generation
+  || (next.generation === shown.generation && endedOf(next) < endedOf(shown) && clock.now() - at < 5000);
+
 /** Rounded down; 100 only when closed. */
 export function percentOf({ status, total, completed, failed, cancelled }) {
   if (isEnded(status)) return 100;

@@ -6,6 +6,7 @@
  *   events.on("log", ({ stream, id, data }) => console.log(id, data.key, data.message));
  *   events.on("progress", ({ data }) => bar.value = data.percent);
  *   events.on("status", ({ state, behind, since }) => …);
+ *   new FanoutEvents({ jobs, start: "progress" }); // only counters and the end, as for a list
  *   events.close();
  *
  * Events: log, step (a job's own progress), failed, retry, dropped (lines a full buffer lost), end,

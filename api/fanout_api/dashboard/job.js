@@ -3,7 +3,7 @@
 import { download, get, mayNot, poll, report } from "./api.js";
 import { timeline } from "./attempts.js";
 import { chain } from "./chain.js";
-import { atMinute, bar, between, clock, count, duration, fill, h, hereTimes, isEnded, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
+import { atMinute, bar, between, clock, count, duration, fill, h, hereTimes, isEnded, isOlder, json, long, many, mark, put, rate, said, visible, when, wordOf } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 import { stateBadge, stateOf } from "./list.js";
 import { logView } from "./log.js";
@@ -145,6 +145,7 @@ function shown(context, first, soon) {
 
   // -- showing -------------------------------------------------------------------------------------
   function show(next) {
+    if (isOlder(next, job, received)) return;
     const was = job;
     job = { ...job, ...next };
     received = clock.now();
@@ -175,7 +176,7 @@ function shown(context, first, soon) {
     if (!drawn || job.status !== was.status || p.ended !== was.progress?.ended || p.processing !== was.progress?.processing) details();
     if (ended && !isEnded(was.status)) {
       soon();
-      verbs.ended(`${visible(name ?? job.kind)}: ${words}`, { body: isBatch ? `${count(job.completed)} of ${count(job.total)} completed, ${count(job.failed)} failed` : "" });
+      verbs.ended(`${visible(name ?? job.kind)}: ${words}`, isBatch ? `${count(job.completed)} of ${count(job.total)} completed, ${count(job.failed)} failed` : "");
     } else if (!ended && isEnded(was.status)) events?.follow(first.root_id ?? id);
   }
 
@@ -188,7 +189,7 @@ function shown(context, first, soon) {
     const start = Date.parse(isChild ? job.claimed_at : job.created_at);
     const elapsed = ((job.finished_at ? Date.parse(job.finished_at) : isStale ? received : clock.now()) - start) / 1000;
     put(times, [isChild && !job.claimed_at ? `waits since ${atMinute(job.created_at)}` : `started ${atMinute((isChild && job.claimed_at) || job.created_at)}`, Number.isFinite(elapsed) && (ended ? `took ${duration(elapsed)}` : duration(elapsed)),
-      job.total && p.rate_per_second && rate(p.rate_per_second), !ended && p.eta_seconds && `about ${between(p.eta_seconds.map((n) => Math.max(0, n - (isStale ? 0 : since))))} left`].filter(Boolean).join(" · "));
+      job.total && p.rate_per_second && rate(p.rate_per_second), !ended && !job.paused && p.eta_seconds && `about ${between(p.eta_seconds.map((n) => Math.max(0, n - (isStale ? 0 : since))))} left`].filter(Boolean).join(" · "));
   }
 
   function showFacts() {
@@ -198,7 +199,7 @@ function shown(context, first, soon) {
     if (job.reason && (isChild || !job.total)) add("Reason", said(job.reason));
     if (job.result !== null && job.result !== undefined) add("Result", long(json(job.result), 2000, "pre"));
     if (job.payload !== null && job.payload !== undefined) add(isChild ? "Snapshot" : "Payload", long(json(job.payload), 2000, "pre"));
-    if (job.attempt) add("Attempts", `${count(job.attempt)}${job.failures ? ` · ${job.failures} of ${job.max_retries + 1} tries failed` : ""}${job.deaths ? ` · ${many(job.deaths, "worker")} died while it ran` : ""}`);
+    if (job.total && job.attempt > 1) add("Attempts", `${count(job.attempt)}${job.failures ? ` · ${job.failures} of ${job.max_retries + 1} tries failed` : ""}${job.deaths ? ` · ${many(job.deaths, "worker")} died while it ran` : ""}`);
     if (!isEnded(job.status) && Date.parse(job.run_at) > Date.now() + 1000) add("Runs", when(job.run_at));
     if (job.created_at) add("Submitted", when(job.created_at));
     if (job.claimed_at && !job.total) add("Begun", when(job.claimed_at));
@@ -218,9 +219,7 @@ function shown(context, first, soon) {
     const leave = () => { clearTimeout(quiet); if (isChild && isEnded(job.status)) quiet = setTimeout(() => { events.close(); report("log", null); }, 3000); };
     events.on("status", (status) => { report("log", status); if (status.state === "refused" && status.status === 401) context.fail(status); });
     events.on("hello", ({ streams }) => { const head = streams.find((one) => one.job === stream); if (head) log.hello(head); soon(); leave(); });
-    // Counters that were on their way while newer ones were read do not take the bar back.
-    const isOld = (data) => data.generation === job.generation && data.completed < job.completed;
-    events.on("progress", ({ data }) => { if (data.id === id && !isOld(data)) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
+    events.on("progress", ({ data }) => { if (data.id === id) show({ status: data.status, total: data.total, completed: data.completed, failed: data.failed, cancelled: data.cancelled, generation: data.generation, progress: { ...job.progress, ended: data.completed + data.failed + data.cancelled, ...data } }); });
     for (const type of ["log", "step", "failed", "retry", "dropped", "reopened", "end"]) {
       events.on(type, (event) => { log.add(event); if (type === "end") soon(); else if (isChild && type !== "log" && type !== "step") soon(); leave(); });
     }

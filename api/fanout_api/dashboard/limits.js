@@ -36,9 +36,8 @@ export function limitsView({ fail }) {
 function row({ name }, soon) {
   const kind = name.startsWith("kind:") && name.slice(5);
   const [use, waiting, rate, who, answer] = [h("td"), h("td", { class: "figures" }), h("td", { class: "figures" }), h("td"), h("div", { role: "status" })];
-  const most = h("input", { type: "number", min: 0, max: 2147483647, "aria-label": `How many at once: ${visible(name)}`, title: mayNot("operate") });
-  const set = h("button", { title: mayNot("operate") }, "Set");
-  most.disabled = set.disabled = !may("operate");
+  const most = h("input", { type: "number", min: 0, max: 2147483647, "aria-label": `How many at once: ${visible(name)}` });
+  const set = h("button", {}, "Set");
   const form = h("form", { class: "filters", onsubmit: (e) => { e.preventDefault(); change("PUT", { concurrency: most.value === "" ? null : Number(most.value) }); } }, most, set);
 
   async function change(method, value) {
@@ -54,6 +53,8 @@ function row({ name }, soon) {
   return {
     element: h("tr", {}, h("td", {}, kind ? ["children of ", said(kind, "b")] : said(name, "b")), use, waiting, rate, who, h("td", {}, form, answer)),
     show(limit) {
+      most.title = set.title = mayNot("operate");
+      most.disabled = set.disabled = !may("operate");
       const share = limit.concurrency ? Math.min(100, Math.floor((limit.in_use * 100) / limit.concurrency)) : 0;
       fill(use, `${limit.in_use} ${limit.concurrency}`, h("span", { class: "figures" }, limit.concurrency === null ? count(limit.in_use) : `${count(limit.in_use)} of ${count(limit.concurrency)}`),
         limit.concurrency > 0 && meter(share, `${visible(name)}: ${share} percent in use`));

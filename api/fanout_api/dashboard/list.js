@@ -1,7 +1,7 @@
 /** All batches, newest first, with bars that move. */
 
 import { get, poll, report, base } from "./api.js";
-import { badge, bar, count, duration, fill, h, hereTimes, isEnded, mark, percentOf, put, said, when } from "./dom.js";
+import { badge, bar, clock, count, duration, endedOf, fill, h, hereTimes, isEnded, isOlder, mark, percentOf, put, said, when } from "./dom.js";
 import { FanoutEvents } from "./fanout-events.js";
 
 const PAGE = 25;
@@ -117,7 +117,7 @@ export function listView({ params, address, fail }) {
 
 function line(first) {
   let job = first;
-  const endedOf = (one) => one.completed + one.failed + one.cancelled;
+  let at = 0;
   const [state, name, figures, time, note] = [h("span"), h("a", { href: `#/jobs/${first.id}`, class: "name" }), h("span", { class: "figures" }), h("span", { class: "time" }), h("span", { class: "note" })];
   const progress = bar();
   name.append(said(job.kind, "b"), " ", job.key ? said(job.key, "span", { class: "key" }) : h("span", { class: "quiet" }, `#${job.id}`));
@@ -125,9 +125,9 @@ function line(first) {
     id: job.id,
     element: h("li", {}, name, state, progress.element, figures, note, time),
     show(next) {
-      // What was read before the newest counters came does not take the bar back.
-      if (next.generation < job.generation || (next.generation === job.generation && endedOf(next) < endedOf(job))) return;
+      if (isOlder(next, job, at)) return;
       job = { ...job, ...next };
+      at = clock.now();
       this.open = !isEnded(job.status);
       if (this.open) job.finished_at = null;
       progress.show(job);
@@ -136,8 +136,8 @@ function line(first) {
       put(figures, job.total ? `${count(ended)} of ${count(job.total)} · ${percentOf(job)} %` : "");
       const why = this.open ? job.waits_for?.[0] && hereTimes(job.waits_for[0]) : job.reason || job.error;
       fill(note, `${job.failed} ${why}`, job.failed ? [mark("f"), `${count(job.failed)} failed`] : [], why ? said(why.slice(0, 120)) : []);
-      fill(time, job.finished_at ?? "", job.finished_at
-        ? [`took ${duration((Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000)} · `, when(job.finished_at)] : ["started ", when(job.created_at)]);
+      fill(time, job.finished_at ?? job.status, job.finished_at
+        ? [`took ${duration((Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000)} · `, when(job.finished_at)] : [job.status === "pending" ? "submitted " : "started ", when(job.created_at)]);
     },
   };
 }

@@ -15,6 +15,7 @@ const FINEST = 700; // characters of a line before it opens
 export function logView(job, { params, address, only = null }) {
   let [lines, found, from, to, fresh, apart, timer, first, nearest] = [[], [], 0, 0, 0, false, 0, 1, 0];
   let follow = !params.get("line");
+  let isWhole = false; // what was found is of all that is stored, not of the lines here
   const known = new Set();
   const rows = h("div", { class: "lines" });
   const older = h("button", { class: "link", type: "button", hidden: true, onclick: loadOlder });
@@ -24,8 +25,9 @@ export function logView(job, { params, address, only = null }) {
     [["", "info and above"], ["0", "with steps, debug"], ["2", "warnings, retries"], ["3", "errors only"]].map(([value, name]) => h("option", { value, selected: params.get("level") === value }, name)));
   const search = h("input", { type: "search", "aria-label": "Search the log", placeholder: "search", value: params.get("q") ?? "", oninput: () => { clearTimeout(timer); timer = setTimeout(filter, 200); } });
   const note = h("span", { class: "quiet figures", role: "status" });
+  const whole = h("button", { class: "link", type: "button", hidden: true, onclick: searchWhole }, "search all that is stored");
   const below = h("button", { class: "below", type: "button", hidden: true, onclick: resume });
-  const element = h("section", { class: "logs" }, h("div", { class: "bar-top" }, h("h2", {}, "Log"), h("div", { class: "filters" }, toggle, level, search, note)),
+  const element = h("section", { class: "logs" }, h("div", { class: "bar-top" }, h("h2", {}, "Log"), h("div", { class: "filters" }, toggle, level, search, note, whole)),
     h("div", { class: "frame" }, box, below));
 
   const matches = (line) => (LEVELS[line.data.level] ?? LEVELS[line.type] ?? 1) >= Number(level.value || 1)
@@ -34,19 +36,47 @@ export function logView(job, { params, address, only = null }) {
   function filter() {
     address.write({ level: level.value, q: search.value });
     found = lines.filter(matches);
+    isWhole = false;
     render(follow ? found.length : Math.min(found.length, from + SHOWN));
     if (follow) box.scrollTop = box.scrollHeight;
     say();
   }
 
   function say() {
-    put(note, search.value || level.value || found.length < lines.length ? `${count(found.length)} of ${many(lines.length, "line")}` : many(lines.length, "line"));
+    whole.hidden = isWhole || only || !search.value || nearest <= first;
+    if (isWhole) put(note, `${count(found.length)} of all that is stored`);
+    else put(note, search.value || level.value || found.length < lines.length ? `${count(found.length)} of ${many(lines.length, "line")}` : many(lines.length, "line"));
     const left = !only && lines.length && nearest > first ? nearest - first : 0;
-    older.hidden = !(left && from === 0);
+    older.hidden = !(left && from === 0) || isWhole;
     put(older, `load older (${count(left)} before)`);
     put(below, fresh ? `${many(fresh, "new line")} ↓` : "to the end ↓");
     below.hidden = follow || (!fresh && !apart && to === found.length && atEnd());
     if (!found.length) fill(rows, `none${lines.length}`, h("p", { class: "quiet" }, lines.length ? "No line is like this." : "Nothing was logged yet. Lines of job.log appear here as they come."));
+  }
+
+  /** Lines with these words, also those that were never loaded: the first that many. */
+  async function searchWhole() {
+    const words = search.value;
+    const some = [];
+    let after = null;
+    whole.disabled = true;
+    try {
+      do {
+        const page = await get(`jobs/${job}/log`, { contains: words, after, limit: LOAD });
+        some.push(...page.lines.map(({ id, event }) => ({ id, number: parseCursor(id).number, type: event.type, data: event })).filter(matches));
+        after = page.next;
+      } while (after && some.length < MOST && search.value === words);
+    } catch (error) {
+      return put(note, error.message);
+    } finally {
+      whole.disabled = false;
+    }
+    if (search.value !== words) return;
+    [found, isWhole] = [some, true];
+    pause();
+    render(found.length);
+    box.scrollTop = 0;
+    say();
   }
 
   /** Have the lines up to index `end` in the document, and nothing jump. */
@@ -121,7 +151,8 @@ export function logView(job, { params, address, only = null }) {
     }
     lines = before ? [...taken, ...lines] : [...lines, ...taken];
     nearest = parseCursor(lines[0]?.id)?.number ?? 0;
-    const hits = taken.filter(matches);
+    const last = isWhole ? found.at(-1)?.number ?? 0 : 0; // a search may have been quicker
+    const hits = taken.filter((line) => matches(line) && line.number > last);
     if (before) { found = [...hits, ...found]; from += hits.length; to += hits.length; }
     else found.push(...hits);
     return hits.length;

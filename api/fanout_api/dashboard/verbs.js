@@ -77,10 +77,11 @@ export function settingsOf({ id }, done) {
     setTimeout(() => answer.replaceChildren(), 8000);
   }
 
+  const element = h("section", {}, h("h2", {}, "Settings"), form);
   return {
-    element: form,
+    element,
     show(job) {
-      form.hidden = isEnded(job.status) || Boolean(job.verdict);
+      element.hidden = isEnded(job.status) || Boolean(job.verdict);
       for (const one of form.elements) {
         one.title = mayNot("operate");
         one.disabled = !may("operate");
