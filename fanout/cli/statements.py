@@ -14,7 +14,7 @@ from fanout.statements import load_statements, statement
 from .database import Dsn, Schema, found, settings_for
 from .output import console
 
-__all__ = ["explain", "sql"]
+__all__ = ["explain", "plan_of", "sql"]
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The statement's name; `fanout sql` lists them.")
@@ -47,7 +47,7 @@ def explain(name: Name, dsn: Dsn = None, schema: Schema = None) -> None:
     async def plan() -> list[str]:
         connection = await connect(database.dsn, database.settings, "explain")
         try:
-            return await _plan(connection, text)
+            return await plan_of(connection, text)
         except (OSError, asyncpg.InterfaceError) as error:
             raise translated(error) from error
         finally:
@@ -58,8 +58,10 @@ def explain(name: Name, dsn: Dsn = None, schema: Schema = None) -> None:
     console.print("\n".join(asyncio.run(plan())), markup=False)
 
 
-async def _plan(connection: Connection, text: str) -> list[str]:
-    """A prepared statement: EXPLAIN (GENERIC_PLAN) came with PostgreSQL 16 only."""
+async def plan_of(connection: Connection, text: str) -> list[str]:
+    """The lines of its generic plan. A prepared statement: EXPLAIN (GENERIC_PLAN) came with
+    PostgreSQL 16 only.
+    """
     types = [parameter.name for parameter in (await connection.prepare(text)).get_parameters()]
     arguments = ", ".join(_nothing(name) for name in types)
     transaction = connection.transaction()
@@ -68,7 +70,9 @@ async def _plan(connection: Connection, text: str) -> list[str]:
         await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE fanout_explained AS {text}")
         call = f"EXECUTE fanout_explained({arguments})" if types else "EXECUTE fanout_explained"
-        return [row[0] for row in await connection.fetch(f"EXPLAIN (VERBOSE, COSTS) {call}")]
+        lines = [row[0] for row in await connection.fetch(f"EXPLAIN (VERBOSE, COSTS) {call}")]
+        await connection.execute("DEALLOCATE fanout_explained")  # no rollback does that
+        return lines
     finally:
         await transaction.rollback()
 

@@ -17,7 +17,9 @@ from fanout.cli.checks import Level, findings
 from fanout.cli.children import safe_cell
 from fanout.cli.examination import Facts
 from fanout.cli.exits import without_password
+from fanout.cli.statements import plan_of
 from fanout.migrate import expected_version
+from fanout.pool import connect
 from fanout.statements import load_statements
 from tests.cli.cli_app import engine as app
 from tests.cli.harness import Said, command, until
@@ -320,7 +322,7 @@ async def test_settings_name_unit_reason_and_variable(
     assert "lease" in wrong.err
 
 
-async def test_sql_and_explain_know_every_statement(cli: Cli) -> None:
+async def test_sql_and_explain_know_every_statement(cli: Cli, database: str) -> None:
     """Each one is printed, and each one has a plan, without being run."""
     listed = await cli.bare("sql")
     names = set(load_statements())
@@ -329,10 +331,16 @@ async def test_sql_and_explain_know_every_statement(cli: Cli) -> None:
     assert "other.job" in (await cli.bare("sql", "finish", "--schema", "other")).out
     assert (await cli.bare("sql", "no_such")).code == 2
     await cli("submit", "echo")
-    for name in names:
+    for name in ("claim", "finish", "children"):
         said = await cli("explain", name)
         assert said.code == 0, said.err
         assert "cost=" in said.out
+    connection = await connect(database, Settings(), "test")  # one for all the others
+    try:
+        for name, text in load_statements().items():
+            assert "cost=" in "".join(await plan_of(connection, text)), name
+    finally:
+        await connection.close()
     assert (await cli("explain", "no_such")).code == 2
     [job] = (await cli("jobs", "--json")).lines()
     assert job["status"] == "pending"
