@@ -101,6 +101,11 @@ class _Kept:
     first_number: int
     at: float
 
+    @property
+    def size(self) -> int:
+        """Bytes that it holds, roughly: many small ones are to be looked for one by one."""
+        return len(self.batch.body) + 500
+
 
 @dataclass(slots=True)
 class _Buffer:
@@ -459,9 +464,9 @@ class Publisher:
         if not self._kept:
             self._check_at = kept.at + CHECK_SECONDS
         self._kept.append(kept)
-        self._kept_bytes += len(kept.batch.body)
+        self._kept_bytes += kept.size
         while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= len(self._kept.popleft().batch.body)
+            self._kept_bytes -= self._kept.popleft().size
 
     async def _look_for_kept(self) -> None:
         """Is what was stored of late still there? All of it: what a fail-over lost may lie between
@@ -486,7 +491,7 @@ class Publisher:
                 self._buffers.setdefault(stream_id, _Buffer()).again.append(kept)
                 self._known.pop(stream_id, None)  # its head may be lost as well
         while self._kept and now - self._kept[0].at > KEPT_SECONDS:
-            self._kept_bytes -= len(self._kept.popleft().batch.body)
+            self._kept_bytes -= self._kept.popleft().size
 
     async def _end_due(self) -> None:
         now = time.monotonic()
