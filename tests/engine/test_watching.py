@@ -79,6 +79,9 @@ def a_row(**columns: Any) -> dict[str, Any]:
         "suspects": 0,
         "unserved": None,
         "ahead": 0,
+        "limits": None,
+        "sums": None,
+        "paused": False,
         **columns,
     }
 
