@@ -39,7 +39,7 @@ export function verbsOf(first, { done, reopened }) {
         ? verb("Resume", why, "Its children start again.", async () => ((await post(`jobs/${id}/resume`)).resumed ? "it goes on" : "it was not paused"))
         : verb("Pause", why, "Nothing more of it starts until it is resumed. What runs goes on to its end.", async () => ((await post(`jobs/${id}/pause`)).paused ? "it is paused" : "it was paused already"))),
       verb("Cancel", why, cancels, async () => ((await post(`jobs/${id}/cancel`)).cancelled ? "it is being cancelled" : "it had ended already"), { yes: "Cancel it" }),
-      job.failed > 0 && verb("Retry failed", mayNot("operate"), () => `Runs ${many(job.failed, "failed child", "failed children")} again${isEnded(job.status) ? " and opens this batch again" : ""}.`, () => retry({}), { yes: "Retry" }),
+      job.failed > 0 && verb("Retry failed", mayNot("operate") || (job.verdict || ["failed", "cancelled"].includes(job.status) ? "It was ended as a whole: what failed in it is not run again." : ""), () => `Runs ${many(job.failed, "failed child", "failed children")} again${isEnded(job.status) ? " and opens this batch again" : ""}.`, () => retry({}), { yes: "Retry" }),
       !job.total && job.status === "failed" && verb("Retry", mayNot("operate"), "Runs this job again.", () => retry(isChild ? { keys: [first.document_key] } : {})),
       !ended && !isChild && "Notification" in globalThis && bell());
   }
