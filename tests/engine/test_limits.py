@@ -21,6 +21,7 @@ from fanout import (
     Document,
     Engine,
     Job,
+    JobHandle,
     LostClaim,
     Request,
     Settings,
@@ -396,6 +397,7 @@ async def test_the_timeout_does_not_run_while_a_job_waits(database: str) -> None
         await until(lambda: len(worker.slots) == 1)
         [waits] = [one for one in worker._held.values() if one.waits]
         assert (waits.deadline, waits.let_go_at) == (math.inf, math.inf)
+        await until(lambda: _waits(second))  # it has asked
         progress = await second.progress()
         assert progress.status is Status.PROCESSING
         assert progress.waits_for == ("waiting for parser (1 of 1 in use)",)
@@ -404,6 +406,10 @@ async def test_the_timeout_does_not_run_while_a_job_waits(database: str) -> None
         await closed(first)
         assert (await closed(second)).status is Status.COMPLETED
     assert 100 < left[0] <= 60 + 100 + PATIENCE
+
+
+async def _waits(handle: JobHandle) -> bool:
+    return bool((await handle.progress()).waits_for)
 
 
 async def test_a_slot_of_a_claim_that_is_gone_is_given_to_the_next(
