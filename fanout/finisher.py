@@ -10,10 +10,11 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, assert_never
 
 from .errors import DatabaseUnavailable
+from .measures import COUNTS, STATEMENTS, Histogram
 from .pool import described, is_data_error
 from .values import Completed, Failed, Interrupted, Retry
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from .states import Status
     from .store import Store
     from .values import Claim, Counted, Outcome
 
@@ -72,6 +74,14 @@ class Finisher:
         self.lost = 0
         """Outcomes that were dropped because their claim was given away."""
         self.last_flush_seconds = 0.0
+        self.seconds = Histogram(STATEMENTS)
+        """Of flushes."""
+        self.sizes = Histogram(COUNTS)
+        """Outcomes of flushes."""
+        self.ended: Counter[tuple[str, Status]] = Counter()
+        """Jobs that ended with their handlers, by kind and state, counted after the commit."""
+        self.closed: Counter[Status] = Counter()
+        """Batches that their last child closed, by state."""
 
     def __len__(self) -> int:
         """Outcomes that are not written yet, those of the flush in flight not counted."""
@@ -112,6 +122,8 @@ class Finisher:
                 started = time.perf_counter()
                 await self._write(batch)
                 self.last_flush_seconds = time.perf_counter() - started
+                self.seconds.observe(self.last_flush_seconds)
+                self.sizes.observe(len(batch))
                 self.flushes += 1
             self._arrived.clear()
             self._empty.set()
@@ -218,6 +230,11 @@ class Finisher:
     ) -> None:
         moved = counted.moved_ids
         self.written += len(moved)
+        kinds = {claim.id: claim.kind for claim, _ in ended}
+        for group in counted.groups:
+            if group.status.is_terminal:
+                self.ended.update((kinds[job_id], group.status) for job_id in group.ids)
+        self.closed.update(batch.status for batch in counted.closed)
         self._on_counted(counted)
         for claim, outcome in ended:
             if isinstance(outcome, Failed) and claim.id in moved:
