@@ -41,7 +41,7 @@ from .values import (
 from .wire import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -320,11 +320,8 @@ class Store:
             if not rows:
                 raise LostClaim(claim.id, claim.attempt)
             [row] = [row for row in rows if row["what"] == "born"]
-            born, total = row["ids"]
-            if row["ended"]:  # paused or resumed while it inserted, and the row is locked now
-                name = "pause_chunk" if row["webhook"] else "resume_chunk"
-                root = claim.root_id or claim.id
-                await connection.fetch(self._sql[name], root, claim.id, 0, len(ordered))
+            await self._steer_born(connection, row, claim.id, priority)
+            born, total, *_ = row["ids"]
             return born, total, await self._with_cascade(connection, rows)
 
         born, total, counted = await self._pool.transaction(body)
@@ -342,9 +339,8 @@ class Store:
         each.
         """
         result = Counted()
-        by_depth = sorted(ended, key=lambda item: (-item[0].depth, item[0].id))
-        for depth, group in groupby(by_depth, key=lambda item: item[0].depth):
-            items = list(group)
+        for items in _by_depth(ended):
+            depth = items[0][0].depth
             some_failed = any(isinstance(outcome, Failed) for _, outcome in items)
             counted = await self._counting(
                 "finish",
@@ -382,32 +378,36 @@ class Store:
 
         Returns the ids that went back.
         """
-        items = sorted(retries, key=lambda item: item[0].id)
-        rows = await self._pool.fetch(
-            self._sql["retry"],
-            [claim.id for claim, _ in items],
-            [claim.attempt for claim, _ in items],
-            token,
-            [retry.delay for _, retry in items],
-            [retry.error for _, retry in items],
-            [retry.error_type for _, retry in items],
-            _or_empty([retry.added for _, retry in items]),
-        )
-        return {row["id"] for row in rows}
+        back: set[int] = set()
+        for items in _by_depth(retries):
+            rows = await self._pool.fetch(
+                self._sql["retry"],
+                [claim.id for claim, _ in items],
+                [claim.attempt for claim, _ in items],
+                token,
+                [retry.delay for _, retry in items],
+                [retry.error for _, retry in items],
+                [retry.error_type for _, retry in items],
+                _or_empty([retry.added for _, retry in items]),
+            )
+            back |= {row["id"] for row in rows}
+        return back
 
     async def release(
         self, claims: Iterable[tuple[Claim, Interrupted] | tuple[Claim, None]], token: UUID
     ) -> set[int]:
         """Put claims back at no cost. Returns the ids that went back."""
-        items = sorted(claims, key=lambda item: item[0].id)
-        rows = await self._pool.fetch(
-            self._sql["release"],
-            [claim.id for claim, _ in items],
-            [claim.attempt for claim, _ in items],
-            token,
-            _or_empty([outcome.added if outcome else None for _, outcome in items]),
-        )
-        return {row["id"] for row in rows}
+        back: set[int] = set()
+        for items in _by_depth(claims):
+            rows = await self._pool.fetch(
+                self._sql["release"],
+                [claim.id for claim, _ in items],
+                [claim.attempt for claim, _ in items],
+                token,
+                _or_empty([outcome.added if outcome else None for _, outcome in items]),
+            )
+            back |= {row["id"] for row in rows}
+        return back
 
     async def release_orphans(self, token: UUID, held: Iterable[int]) -> set[int]:
         """Put back claims of `token` that are not among `held`: the answer to a claim was lost.
@@ -618,9 +618,7 @@ class Store:
             if not rows:
                 raise _NotOpen
             [row] = [row for row in rows if row["what"] == "born"]
-            if row["ended"]:  # a root that was paused or resumed while this inserted
-                name = "pause_chunk" if row["webhook"] else "resume_chunk"
-                await connection.fetch(self._sql[name], job_id, job_id, 0, len(ordered))
+            await self._steer_born(connection, row, job_id, priority)
             return row, await self._with_cascade(connection, rows)
 
         while True:
@@ -640,8 +638,27 @@ class Store:
         if row["on_closed"] is not None:
             on_counted(counted)
             raise Refused(job_id, f"it failed by documents that are gone: {row['on_closed']}")
-        born, total = row["ids"]
+        born, total, *_ = row["ids"]
         return born, total
+
+    async def _steer_born(
+        self, connection: Connection, row: Any, parent_id: int, priority: int | None
+    ) -> None:
+        """Children that were just born follow what was said of their batch while they were being
+        inserted; its row is locked now, so what is said later finds them.
+        """
+        born, _, first_id, root_id, has_other_concurrency, has_other_priority = row["ids"]
+        if not born:
+            return
+        after_id = first_id - 1
+        if row["ended"]:
+            name = "pause_chunk" if row["webhook"] else "resume_chunk"
+            await connection.fetch(self._sql[name], root_id, parent_id, after_id, born)
+        if has_other_concurrency:
+            await connection.fetch(self._sql["set_concurrency_chunk"], parent_id, after_id, born)
+        if has_other_priority and priority is None:
+            sql = self._sql["set_priority_chunk"]
+            await connection.fetch(sql, root_id, parent_id, after_id, born)
 
     async def doom_late(self, job_id: int) -> Counted:
         """End a job whose deadline has passed as failed. No moved job: it is not late."""
@@ -987,6 +1004,15 @@ class Store:
                 result, closed=result.closed + step.closed, doomed=result.doomed + step.doomed
             )
         return result
+
+
+def _by_depth(items: Iterable[tuple[Claim, T]]) -> Iterator[list[tuple[Claim, T]]]:
+    """Claims with what became of them, the deepest first, a depth at a time by ascending id: a
+    manager and its children in one statement would be locked the wrong way round.
+    """
+    ordered = sorted(items, key=lambda item: (-item[0].depth, item[0].id))
+    for _, group in groupby(ordered, key=lambda item: item[0].depth):
+        yield list(group)
 
 
 def _columns(width: int, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -856,6 +856,55 @@ async def test_a_chunk_that_waits_for_a_resume_is_not_paused(
     assert len(await claimable(store)) == 2
 
 
+async def _chunk(store: Store, job_id: int, it: Any, way: str) -> tuple[int, int]:
+    """Two more children, without a priority of their own."""
+    told: dict[str, Any] = {
+        "documents": [Snapshot(key, "{}", None) for key in ("a", "b")],
+        "kind": "leaf",
+        "max_retries": None,
+        "priority": None,
+        "on_closed": None,
+    }
+    if way == "add":
+        return await store.add_children(job_id, **told)
+    return await store.fan_out(it, ME, LEASE, **told)
+
+
+@pytest.mark.parametrize("way", ["fan_out", "add"])
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_a_chunk_that_waits_for_a_concurrency_keeps_to_it(
+    way: str, depth: int, database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """It had read the batch's row before, and nobody looks for its children later."""
+    parent = await insert_job(conn, WAITING, kind="manager", total=1) if depth else None
+    batch, _ = await insert_batch(conn, PROCESSING, [PENDING], parent=parent)
+    it = await claim_of(conn, batch)
+    async with held(database) as a:
+        await a_handle(a.store, batch).set_concurrency(1)
+        assert await behind(a, conn, _chunk(store, batch, it, way)) == (2, 3)
+
+    rows = await conn.fetch("SELECT partition FROM fanout.job WHERE parent_id = $1", batch)
+    assert {row["partition"] for row in rows} == {f"#{batch}"}
+    assert await claimable(store) == []
+
+
+@pytest.mark.parametrize("way", ["fan_out", "add"])
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_a_chunk_that_waits_for_a_priority_has_it(
+    way: str, depth: int, database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """At every depth; what was said first of the root holds for what comes after it."""
+    parent = await insert_job(conn, WAITING, kind="manager", total=1) if depth else None
+    batch, _ = await insert_batch(conn, PROCESSING, [PENDING], parent=parent)
+    it = await claim_of(conn, batch)
+    async with held(database) as a:
+        await a_handle(a.store, parent or batch).set_priority(1)
+        assert await behind(a, conn, _chunk(store, batch, it, way)) == (2, 3)
+
+    rows = await conn.fetch("SELECT priority FROM fanout.job WHERE parent_id = $1", batch)
+    assert [row["priority"] for row in rows] == [1, 1, 1]
+
+
 async def test_of_pause_and_resume_at_once_the_root_says_which(
     database: str, store: Store, conn: asyncpg.Connection
 ) -> None:

@@ -1116,6 +1116,26 @@ async def test_a_rescue_locks_parents_by_ascending_id(
 
 
 @pytest.mark.parametrize("flush", [_finish_all, _retry_all, _release_all], ids=_name)
+async def test_a_manager_is_locked_after_its_children(
+    flush: Flush, database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """One worker runs both, and gives both back at once: whoever ends the child meanwhile waits
+    for the manager's row, which this must not hold while it waits for the child's.
+    """
+    root, [child] = await insert_batch(conn, PROCESSING, [PROCESSING])
+    claims = [await claim_of(conn, one) for one in (root, child)]
+    async with held(database) as a:
+        await a.lock(child)
+        task = asyncio.create_task(flush(store, claims))
+        await until_blocked(conn, task)
+
+        assert await free(conn, [root]) == [root]
+
+        await a.commit()
+        await task
+
+
+@pytest.mark.parametrize("flush", [_finish_all, _retry_all, _release_all], ids=_name)
 async def test_children_are_locked_by_ascending_id(
     flush: Flush, database: str, store: Store, conn: asyncpg.Connection
 ) -> None:

@@ -16,5 +16,6 @@ mine AS (
 -- include grown
 -- include tail
  UNION ALL
-SELECT 'born', ARRAY[c.born, c.total]::bigint[], NULL, c.depth, c.status, c.paused <> mine.paused AND c.depth = 0, c.failure, c.paused, NULL
+SELECT 'born', ARRAY[c.born, c.total, c.first_id, mine.root_id, (c.concurrency IS DISTINCT FROM mine.concurrency)::int,
+                     (c.priority <> mine.priority)::int], NULL, c.depth, c.status, c.paused <> mine.paused AND c.depth = 0, c.failure, c.paused, NULL
   FROM c CROSS JOIN mine

@@ -43,4 +43,4 @@ born_follow_up AS (   -- a child that is born failed has closed
                         AS next (kind, endpoint)
       LEFT JOIN fanout.kind f ON f.name = next.kind
      WHERE born.status = 'failed' AND next.kind IS NOT NULL),
-k AS (SELECT count(*)::int AS born, count(*) FILTER (WHERE status = 'failed')::int AS gone FROM born)
+k AS (SELECT count(*)::int AS born, count(*) FILTER (WHERE status = 'failed')::int AS gone, min(id) AS first_id FROM born)

@@ -4,8 +4,8 @@
 -- $8 kind, $9 max retries, $10 priority, $11 on_closed, $12 partitions; $9, $11 NULL: as the workers that serve the kind
 -- registered it; $10, $12 NULL: as the parent's. $7 and $12 may be empty for all NULL.
 -- Run it in a transaction; no row => ROLLBACK, the claim is lost: it was given away, or the batch was ended. The row 'born'
--- has how many there are, and the total, in `ids`; `ended`: the batch was paused, or resumed, meanwhile; `webhook`: is it
--- paused now?
+-- has in `ids` how many there are, the total, the first one's id, the root's, and whether the batch was given another
+-- concurrency, and another priority, meanwhile (1); `ended`: it was paused, or resumed, meanwhile; `webhook`: is it paused now?
 WITH asked AS (
     SELECT $8::text AS kind, $9::int AS max_retries, $10::smallint AS priority, $11::text AS on_closed, $4::interval AS lease,
            false AS outside),
@@ -19,5 +19,6 @@ mine AS (
 -- include grown
 -- include tail
  UNION ALL
-SELECT 'born', ARRAY[c.born, c.total]::bigint[], NULL, c.depth, c.status, c.paused <> mine.paused AND c.depth = 0, NULL, c.paused, NULL
+SELECT 'born', ARRAY[c.born, c.total, c.first_id, mine.root_id, (c.concurrency IS DISTINCT FROM mine.concurrency)::int,
+                     (c.priority <> mine.priority)::int], NULL, c.depth, c.status, c.paused <> mine.paused AND c.depth = 0, NULL, c.paused, NULL
   FROM c CROSS JOIN mine

@@ -2,7 +2,7 @@
 -- mine (…, attempt, claim_token): the parent has more children, and may have failed by those that are gone. What is said of p
 -- here is said of the version that was locked, after its children were inserted: child level first, as everybody.
 lc AS MATERIALIZED (
-    SELECT p.id, k.born, k.gone, asked.lease, p.attempt, p.claimed_at, p.claim_token,
+    SELECT p.id, k.born, k.gone, k.first_id, asked.lease, p.attempt, p.claimed_at, p.claim_token,
            CASE WHEN k.gone > 0 AND p.verdict IS NULL AND p.closing IS NULL
                  AND (p.fail_after IS NOT NULL OR p.fail_after_percent IS NOT NULL)
                 THEN fanout.batch_failure(p.failed + k.gone, p.total + k.born, p.status = 'waiting',
@@ -29,7 +29,8 @@ c AS (
                               THEN clock_timestamp() END
       FROM lc WHERE p.id = lc.id
  RETURNING p.id, p.parent_id, p.depth, p.kind, p.status, p.finished_at, p.generation, p.on_closed, p.webhook, p.priority,
-           p.total, p.completed, p.failed, p.cancelled, p.sums, p.told_sums, p.paused, lc.born, lc.failure),
+           p.total, p.completed, p.failed, p.cancelled, p.sums, p.told_sums, p.paused, p.concurrency, lc.born,
+           lc.first_id, lc.failure),
 kept AS (   -- the manager was still dispatching
     INSERT INTO fanout.attempt (job_id, attempt, started_at, worker_id, outcome, error)
     SELECT id, attempt, claimed_at, claim_token, 'cancelled', failure
