@@ -500,6 +500,23 @@ async def test_children_of_a_batch_with_a_concurrency_stand_among_those_that_are
     assert (await handle.job()).concurrency is None
 
 
+async def test_what_had_failed_before_keeps_to_the_concurrency_when_it_is_retried(
+    database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """Also where the concurrency is given while they are being opened again."""
+    before, _ = await insert_batch(conn, WAITING, [FAILED, FAILED, PENDING])
+    during, _ = await insert_batch(conn, WAITING, [FAILED, FAILED, PENDING])
+    await a_handle(store, before).set_concurrency(1)
+    assert await store.retry_failed(before) == 2
+    async with held(database) as a:
+        await a_handle(a.store, during).set_concurrency(1)
+        assert await behind(a, conn, store.retry_failed(during)) == 2
+
+    rows = await conn.fetch("SELECT parent_id, partition FROM fanout.job WHERE depth = 1")
+    assert [row["partition"] for row in rows] == [f"#{row['parent_id']}" for row in rows]
+    assert await claimable(store) == []
+
+
 @pytest.mark.parametrize("wrong", [0, -1, True, "two", 2.0, 2**31])
 async def test_a_concurrency_that_is_none_is_refused(wrong: Any, store: Store) -> None:
     """Before anything is asked of the database."""
