@@ -216,10 +216,10 @@ class Slots:
             raise
         self.rounds += 1
         self._left.difference_update(left)
-        for key, _ in asked:
-            self._answer(key, key in settled.granted, key in settled.waiting)
         for name in settled.missing:
             self._to_declare[name] = self._declared.pop(name, None)
+        for key, _ in asked:
+            self._answer(key, key in settled.granted, key in settled.waiting)
         for token in settled.others:
             self._wake(f"{HINT}{token}")
         if settled.missing:

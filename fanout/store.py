@@ -809,7 +809,9 @@ class Store:
                 list(corrected),
                 list(corrected.values()),
             )
-            return locked, await connection.fetch(self._sql["grant_slots"], token, names)
+            # Only under its lock: of a row that was made in this moment others may be giving.
+            held = [row["name"] for row in locked]
+            return locked, await connection.fetch(self._sql["grant_slots"], token, held)
 
         locked, rows = await self._pool.transaction(body)
         slots = [row for row in rows if row["job_id"] is not None]

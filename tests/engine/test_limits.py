@@ -452,6 +452,34 @@ async def test_grants_wait_for_each_other(database: str, conn: asyncpg.Connectio
         assert (await store.settle_slots(OTHER, asked=[(theirs, 1)])).granted == {theirs}
 
 
+async def test_nothing_is_given_of_a_limit_that_is_made_while_it_is_asked_for(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """It had no row to lock, as after a reset; whoever has the row's lock gives the only slot."""
+    mine, theirs = [
+        SlotKey("parser", await insert_job(conn, Status.PROCESSING, claim_token=token), 1, 0)
+        for token in (ME, OTHER)
+    ]
+    async with a_store(database) as store, held(database) as gap, held(database) as rival:
+        await gap.connection.execute(
+            """INSERT INTO fanout.slot (limit_name, job_id, attempt, number, claim_token, weight)
+               VALUES ('parser', $1, 1, 0, $2, 1)""",
+            mine.job_id,
+            ME,
+        )
+        first = asyncio.create_task(store.settle_slots(ME, asked=[(mine, 1)]))
+        await factories.until_blocked(conn, first)  # it has found no limit, and asks
+        await limit(conn, "parser", '{"concurrency": 1}')
+        settled = await rival.store.settle_slots(OTHER, asked=[(theirs, 1)])
+        assert settled.granted == {theirs}
+        await gap.rollback()
+        settled = await first
+        assert not settled.granted
+        assert settled.missing == {"parser"}
+        await rival.commit()
+        assert (await store.settle_slots(ME, asked=[(mine, 1)])).waiting == {mine}
+
+
 async def test_turns_are_between_partitions_and_within_one_by_age(
     database: str, conn: asyncpg.Connection
 ) -> None:
