@@ -23,6 +23,10 @@ batch AS MATERIALIZED (   -- those with a limit of their own of which some run
     SELECT r.parent_id AS id, r.n, p.concurrency
       FROM (SELECT parent_id, sum(n) AS n FROM running WHERE parent_id IS NOT NULL GROUP BY parent_id) AS r
       JOIN fanout.job p ON p.id = r.parent_id AND p.concurrency IS NOT NULL),
+shut AS MATERIALIZED (   -- full, and nobody else's children stand in its own partition: those of batches below it would
+    SELECT '#' || b.id AS partition FROM batch b
+     WHERE b.n >= b.concurrency
+       AND NOT EXISTS (SELECT 1 FROM fanout.job m WHERE m.parent_id = b.id AND m.total > 0 AND m.finished_at IS NULL)),
 lane (kind, until, partition, priority, n) AS (   -- a loose walk: two look-ups a partition, however much waits in it
     SELECT s.kind, s.until, f.partition, f.priority, 1
       FROM (SELECT kind, behind, NULL AS until FROM k
@@ -52,7 +56,8 @@ line AS MATERIALIZED (   -- a map: no join of many to many is quick without an i
                                FROM (SELECT kind, partition, sum(n) AS n FROM running
                                       WHERE partition IS NOT NULL GROUP BY kind, partition) AS r)
                             ->> (l.kind || ':' || l.partition))::int, 0) AS used) AS u
-     WHERE k.per_partition IS NULL OR u.used < k.per_partition),
+     WHERE (k.per_partition IS NULL OR u.used < k.per_partition)
+       AND l.partition <> ALL (ARRAY(SELECT partition FROM shut))),
 candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of each
     SELECT l.kind, l.partition, l.priority, l.used, c.id, c.parent_id, c.run_at
       FROM line l
