@@ -18,7 +18,7 @@ from .checks import check_kind, check_max_retries, check_priority
 from .errors import DatabaseUnavailable, LostClaim, UsageError
 from .events import LEVELS, event_text, str_of
 from .limits import KIND_PREFIX, check_limit_name, encode_bounds
-from .options import check_amount, check_partition
+from .options import check_amount
 from .pool import NotStarted
 from .slots import Limited
 from .states import Status
@@ -446,7 +446,7 @@ def snapshot(
             raise UsageError(
                 "partition", f"of document {key!r} is empty", "Give some text, or leave it out"
             )
-        partition = check_partition(checked_text(partition, "partition", 128))
+        partition = checked_text(partition, "partition", 128)
     if document.gone is not None:
         payload = (
             "null"

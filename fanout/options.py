@@ -16,8 +16,6 @@ __all__ = ["Options", "encode_options"]
 
 PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-BATCHES_OWN: Final = re.compile(r"#[0-9]+")
-"""The partition of a batch that has a concurrency, and no partition that somebody gave it."""
 MOST: Final = 2**31 - 1
 LONGEST_SECONDS: Final = 10 * 366 * 86_400.0
 
@@ -69,16 +67,7 @@ def encode_options(options: Options) -> str | None:
 
 
 def _partition(value: object) -> dict[str, Any]:
-    return {"partition": check_partition(_text(value, "partition"))}
-
-
-def check_partition(name: str) -> str:
-    """`name`. Raises UsageError if it is how the engine names a partition itself."""
-    if BATCHES_OWN.fullmatch(name):
-        raise UsageError(
-            "partition", f"{name!r} is the name of a batch's own", "Write something before the #"
-        )
-    return name
+    return {"partition": _text(value, "partition")}
 
 
 def _webhook(value: object) -> dict[str, Any]:

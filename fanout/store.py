@@ -174,12 +174,15 @@ class Store:
         behind: Mapping[str, str] | None = None,
         aged: int = 0,
         ageing_seconds: float = 60,
+        depth: int | None = None,
     ) -> LimitedLook:
         """At most `limit` due jobs that are under a limit of their kind, or have a partition: as
         many as their limits leave, and no more than `free` of a limit that is half used.
 
         `ahead`: how many of each kind may be held beyond free slots; `behind`: after which
-        partition of each kind the walk begins, of those that were told last time.
+        partition of each kind the walk begins, of those that were told last time; `depth`: how many
+        of each partition and priority to look at (None: all), of which a batch that is full may
+        have the first ones.
         """
         kinds, priorities, floors = (list(column) for column in zip(*wanted, strict=True))
         names = list(dict.fromkeys(kinds))
@@ -202,6 +205,7 @@ class Store:
                 free,
                 aged,
                 timedelta(seconds=ageing_seconds),
+                depth,
             )
             return rows
 

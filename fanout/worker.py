@@ -69,6 +69,12 @@ FULL_LOOK_SECONDS: Final = 1.0
 """How long floors may hide a row that was committed late with an early run_at."""
 FULL_LOOK_SHARE: Final = 20
 """Full looks take at most one part in so many of the time, however long each of them is."""
+LIMITED_DEPTH: Final = 2000
+"""Jobs of one partition and priority that a claim under limits looks at: a millisecond."""
+DEEP_LOOK_SECONDS: Final = 1.0
+"""How long those of a batch that is full may hide what stands behind so many of them."""
+DEEP_LOOK_SHARE: Final = 100
+"""Looks at all of them are made under everybody's lock."""
 AGED_ONE_IN: Final = 10
 """Of so many claims, one goes to a job that has been due for longer than its priority allows."""
 LONGEST_HOARD_SECONDS: Final = 1.0
@@ -155,6 +161,7 @@ class Worker:
         self._running_slow = 0
         self._floors: dict[tuple[str, int], datetime] = {}
         self._full_look_due = 0.0  # time.monotonic()
+        self._deep_look_due = 0.0
         self._turn = 0
         self._limited: frozenset[str] = frozenset()  # kinds of which some are due under a limit
         self._limited_due = 0.0  # time.monotonic() until when there is likely no more of them
@@ -563,6 +570,7 @@ class Worker:
         free = max(0, self.concurrency - self._running - len(self._buffer))
         limit = max(room.values())
         asked_at = self._limited_due = time.monotonic()
+        is_deep = asked_at >= self._deep_look_due
         look = await self._or_in_doubt(
             self._store.claim_limited(
                 self._wanted(room, full_look=full_look),
@@ -574,8 +582,12 @@ class Worker:
                 behind=self._behind,
                 aged=aged,
                 ageing_seconds=self._settings.ageing,
+                depth=None if is_deep else LIMITED_DEPTH,
             )
         )
+        if is_deep:
+            now = time.monotonic()
+            self._deep_look_due = now + max(DEEP_LOOK_SECONDS, (now - asked_at) * DEEP_LOOK_SHARE)
         for kind in room:
             self._behind[kind] = look.behind.get(kind, "")
         is_used_up = len(look.claims) < limit

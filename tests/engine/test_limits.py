@@ -244,70 +244,45 @@ async def test_a_batch_has_a_limit_of_its_own_and_blocks_nobody_behind_it(
         assert await conn.fetchval(count, batch) == 3
 
 
-async def test_a_full_batch_is_not_walked_yet_what_is_below_it_runs(
-    database: str, conn: asyncpg.Connection
+async def test_a_full_batch_is_walked_only_so_far(
+    database: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that wait in its own partition wait for it, unless a batch below it has children there:
-    those have its partition, and another parent.
+    """However many wait for it, and for others' sake all of them now and then: a worker runs what
+    stands behind.
     """
-    running_child = {"status": Status.PROCESSING, "kind": "leaf"}
-    full, [child] = await factories.insert_batch(
-        conn, Status.WAITING, [running_child], concurrency=1
+    full, _ = await factories.insert_batch(
+        conn, Status.WAITING, [{"status": Status.PROCESSING, "partition": "acme"}], concurrency=1
     )
-    own = f"#{full}"
-    await conn.execute("UPDATE fanout.job SET partition = $1 WHERE id = $2", own, child)
     await conn.execute(
         """INSERT INTO fanout.job (kind, parent_id, root_id, depth, document_key, partition)
-           SELECT 'leaf', $1::bigint, $1, 1, n, $2 FROM generate_series(1, 3000) n""",
+           SELECT 'leaf', $1::bigint, $1, 1, n, 'acme' FROM generate_series(1, 3000) n""",
         full,
-        own,
     )
     await conn.execute("UPDATE fanout.job SET total = 3001 WHERE id = $1", full)
-    other = await insert_job(conn, partition="acme")
+    behind = await insert_job(conn, partition="acme")
     await conn.execute("ANALYZE fanout.job")
     async with held(database) as a:
         sql = f"EXPLAIN (ANALYZE, FORMAT JSON) {load_statements()['claim_limited']}"
         wanted = (["leaf"] * 10, list(range(10)), [LONG_AGO] * 10)
         minute = timedelta(seconds=60)
-        arguments: tuple[object, ...] = (
-            *wanted,
-            10,
-            ME,
-            minute,
-            ["leaf"],
-            [0],
-            [""],
-            [],
-            10,
-            0,
-            minute,
-        )
-        [plan] = json.loads(await a.connection.fetchval(sql, *arguments))
+        arguments: tuple[object, ...] = (*wanted, 10, ME, minute, ["leaf"], [0], [""], [], 10, 0)
+        [plan] = json.loads(await a.connection.fetchval(sql, *arguments, minute, 100))
         for scan in _scans(plan["Plan"]):
             seen = scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)
             assert seen * scan["Actual Loops"] <= 500, scan
-        await a.rollback()
-    async with a_store(database) as store:
-        assert await claim_limited(store) == [other]
-        _, [low] = await factories.insert_batch(
-            conn, Status.WAITING, [{"status": Status.PENDING, "partition": own}], parent=full
-        )
-        assert await claim_limited(store) == [low]
-
-
-async def test_a_partition_is_not_called_as_a_batchs_own(engine: Engine) -> None:
-    """Its jobs would wait for that batch."""
+    engine = Engine(database, settings=quick())
+    monkeypatch.setattr("fanout.worker.LIMITED_DEPTH", 100)
 
     @engine.job
     async def leaf(job: Job[Any]) -> None:
         pass
 
-    async with engine:
-        handle = await engine.submit(leaf, partition="#12b")
-        with pytest.raises(UsageError, match="'#12' is the name of a batch's own"):
-            await engine.submit(leaf, partition="#12")
-        with pytest.raises(UsageError, match="'#12' is the name of a batch's own"):
-            await handle.add(leaf, [Document("a", None, partition="#12")])
+    async with running(engine):
+        await closed(engine.handle(behind))
+        later = await insert_job(conn, partition="acme")
+        await closed(engine.handle(later))
+        done = "SELECT count(*) FROM fanout.job WHERE parent_id = $1 AND status = 'completed'"
+        assert await conn.fetchval(done, full) == 0
 
 
 async def test_more_partitions_than_one_look_walks_are_all_served(
@@ -954,7 +929,7 @@ async def test_claims_walk_indexes_however_many_have_ended(
             "claim": (*wanted, 10, ME, lease, [10] * 10, 1, minute, True),
             "claim_limited": (
                 *(*wanted, 10, ME, lease),
-                *(["leaf"], [0], [""], ["leaf"], 10, 1, minute),
+                *(["leaf"], [0], [""], ["leaf"], 10, 1, minute, 100),
             ),
         }
         for name, arguments in calls.items():

@@ -3,7 +3,7 @@
 -- $1 kinds, $2 priorities, $3 floors (as in `claim`; for jobs without a partition), $4 limit, $5 claim token, $6 lease;
 -- $7 the kinds once each, $8 how many of each may be held ahead of free slots, $9 behind which partition the walk
 -- begins; $10 kinds whose limits are locked, $11 free slots, $12 how many of a kind come first because they have been
--- due for longer than their priority times $13 (interval).
+-- due for longer than their priority times $13 (interval); $14 how many of a partition and priority to look at (NULL: all).
 -- Run it in a transaction that holds the locks of `lock_limits`. A row without an id: more partitions of `kind` wait
 -- behind `partition`.
 -- It counts rows that are processing, so a slot cannot leak; and reads candidates without a lock: who holds the limits
@@ -23,10 +23,6 @@ batch AS MATERIALIZED (   -- those with a limit of their own of which some run
     SELECT r.parent_id AS id, r.n, p.concurrency
       FROM (SELECT parent_id, sum(n) AS n FROM running WHERE parent_id IS NOT NULL GROUP BY parent_id) AS r
       JOIN fanout.job p ON p.id = r.parent_id AND p.concurrency IS NOT NULL),
-shut AS MATERIALIZED (   -- full, and nobody else's children stand in its own partition: those of batches below it would
-    SELECT '#' || b.id AS partition FROM batch b
-     WHERE b.n >= b.concurrency
-       AND NOT EXISTS (SELECT 1 FROM fanout.job m WHERE m.parent_id = b.id AND m.total > 0 AND m.finished_at IS NULL)),
 lane (kind, until, partition, priority, n) AS (   -- a loose walk: two look-ups a partition, however much waits in it
     SELECT s.kind, s.until, f.partition, f.priority, 1
       FROM (SELECT kind, behind, NULL AS until FROM k
@@ -56,18 +52,19 @@ line AS MATERIALIZED (   -- a map: no join of many to many is quick without an i
                                FROM (SELECT kind, partition, sum(n) AS n FROM running
                                       WHERE partition IS NOT NULL GROUP BY kind, partition) AS r)
                             ->> (l.kind || ':' || l.partition))::int, 0) AS used) AS u
-     WHERE (k.per_partition IS NULL OR u.used < k.per_partition)
-       AND l.partition <> ALL (ARRAY(SELECT partition FROM shut))),
+     WHERE k.per_partition IS NULL OR u.used < k.per_partition),
 candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of each
     SELECT l.kind, l.partition, l.priority, l.used, c.id, c.parent_id, c.run_at
       FROM line l
      CROSS JOIN LATERAL (
-           SELECT j.id, j.parent_id, j.run_at FROM fanout.job j
-            WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NOT NULL
-              AND j.kind = l.kind AND j.partition = l.partition AND j.priority = l.priority
-              AND j.run_at <= statement_timestamp()
-              AND (j.parent_id = ANY (ARRAY(SELECT id FROM batch WHERE n >= concurrency))) IS NOT TRUE
-            ORDER BY j.run_at, j.id
+           SELECT d.id, d.parent_id, d.run_at
+             FROM (SELECT j.id, j.parent_id, j.run_at FROM fanout.job j
+                    WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NOT NULL
+                      AND j.kind = l.kind AND j.partition = l.partition AND j.priority = l.priority
+                      AND j.run_at <= statement_timestamp()
+                    ORDER BY j.run_at, j.id LIMIT $14) AS d   -- all that a full batch has there would be walked every time
+            WHERE (d.parent_id = ANY (ARRAY(SELECT id FROM batch WHERE n >= concurrency))) IS NOT TRUE
+            ORDER BY d.run_at, d.id
             LIMIT least($4::bigint, (SELECT greatest(1, 4 * $4 / greatest(1, count(*))) FROM line))) c
      UNION ALL
     SELECT w.kind, NULL, w.priority, k.used_of_none, c.id, c.parent_id, c.run_at
