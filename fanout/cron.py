@@ -51,6 +51,8 @@ AT_ONCE: Final = 100
 """Schedules of one look."""
 FIELDS: Final = 5
 _SECOND: Final = timedelta(seconds=1)
+_EXAMPLE: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""Where an expression is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Times:
         self._expression = expression.upper()
         self._zone = _zone(timezone)
         try:
-            self.after(datetime.now(UTC))
+            self.after(_EXAMPLE)
         except CronSimError as bad:
             raise UsageError(
                 "expression",

@@ -111,7 +111,9 @@ def _deadline(value: object) -> dict[str, Any]:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise UsageError(
-                "deadline", f"{value!r} has no time zone", "Give one, like datetime.now(UTC)"
+                "deadline",
+                f"{value!r} has no time zone",
+                "Give an aware one, like datetime.now(UTC)",
             )
         return {"deadline": value.isoformat()}
     seconds = value.total_seconds() if isinstance(value, timedelta) else value

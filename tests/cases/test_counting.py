@@ -50,7 +50,10 @@ async def test_retries_and_a_stolen_lease_move_no_counter_twice(
                 "SELECT id FROM fanout.job WHERE document_key = '00004' AND status = 'processing'",
             )
             await conn.execute(
-                """UPDATE fanout.job SET status = 'pending', claim_token = NULL,
+                """WITH kept AS (
+                       INSERT INTO fanout.attempt (job_id, attempt, outcome)
+                       SELECT id, attempt, 'lost' FROM fanout.job WHERE id = $1)
+                   UPDATE fanout.job SET status = 'pending', claim_token = NULL,
                           lease_expires_at = NULL, deaths = deaths + 1 WHERE id = $1""",
                 stolen,
             )

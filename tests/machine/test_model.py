@@ -719,7 +719,7 @@ class Machine(RuleBasedStateMachine):
             c.status is WAITING or (c.token is not None and not c.lease_gone)
             for c in self.model.children(job)
         )
-        may = job.status is WAITING and job.verdict is None and not excused
+        may = job.status is WAITING and job.verdict is None and not (excused or job.paused)
         assert self.run(self.store.give_up(job.id, 0, "no sign of life")) is may
         if may:
             job.verdict = FAILED
@@ -746,7 +746,14 @@ class Machine(RuleBasedStateMachine):
         )
         for row in rows:
             if row["follows_id"] is not None and row["id"] not in self.model.jobs:
-                self.model.add(Job(row["id"], row["kind"], max_retries=row["max_retries"]))
+                self.model.add(
+                    Job(
+                        row["id"],
+                        row["kind"],
+                        max_retries=row["max_retries"],
+                        priority=self.model.jobs[row["follows_id"]].priority,
+                    )
+                )
         followed = [(r["follows_id"], r["follows_generation"]) for r in rows if r["follows_id"]]
         assert sorted(followed) == sorted(self.model.expected_follow_ups)
         actual = {row["id"]: tuple(row.values())[6:] for row in rows}
