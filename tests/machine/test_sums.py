@@ -139,6 +139,33 @@ async def test_a_second_generation_adds_to_the_first(
     assert await sums_of(conn, two.id) == {"cost": 17}
 
 
+@pytest.mark.parametrize("closing", [None, "aggregate"])
+async def test_a_budget_is_one_of_all_generations(
+    closing: str | None, store: Store, conn: asyncpg.Connection
+) -> None:
+    """What is retried has what is left of it; what is spent is counted once, and ends the batch."""
+    batch, children = await insert_batch(
+        conn, WAITING, [PROCESSING] * 2, closing=closing, budget='{"cost": 10}'
+    )
+    first, second = [await claim_of(conn, i) for i in children]
+    await store.finish([(first, Completed(None, _cost(5)))], ME)
+    await store.finish([(second, Failed("no", "E", _cost(4)))], ME)
+    await store.recount(batch)
+    assert (await row_of(conn, batch))["status"] == "completed"
+
+    assert await store.retry_failed(batch) == 1
+    await store.recount(batch)
+    assert (await row_of(conn, batch))["status"] == "waiting"  # not over before it began
+    [again] = await claim(store)
+    await store.finish([(again, Completed(None, _cost(1)))], ME)
+    await store.recount(batch)
+
+    row = await row_of(conn, batch)
+    assert (row["status"], row["reason"]) == ("failed", "cost is 10, its budget is 10")
+    assert (row["completed"], row["failed"], await sums_of(conn, batch)) == (2, 0, {"cost": 10})
+    assert await check(conn, quiet=False) == []
+
+
 async def test_sums_go_up_to_the_root_when_a_nested_batch_closes(
     store: Store, conn: asyncpg.Connection
 ) -> None:
