@@ -7,6 +7,7 @@ goes on with.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ __all__ = [
 CHUNK: Final = 500
 """Children that one statement writes, while it holds the batch's row: some 10 ms."""
 MOST_PASSES: Final = 5
+MOST_WAITS: Final = 200
+WAIT_SECONDS: Final = 0.02
 
 
 async def pause_below(store: Store, root_id: int) -> int:
@@ -62,8 +65,18 @@ async def spread_priority(store: Store, root_id: int) -> frozenset[str]:
 
 
 async def spread_concurrency(store: Store, job_id: int) -> frozenset[str]:
-    """Put the children of a batch with a concurrency among those whose claims are limited."""
-    return await _until_settled(partial(store.set_concurrency_chunk, job_id))
+    """Put the children of a batch with a concurrency among those whose claims are limited.
+
+    Returns their kinds. One that is locked may be in the midst of being put back, and no sweep
+    looks for it later: again, until none is left.
+    """
+    kinds: frozenset[str] = frozenset()
+    for _ in range(MOST_WAITS):
+        kinds |= (await _in_chunks(partial(store.set_concurrency_chunk, job_id)))[1]
+        if not await store.has_outside_concurrency(job_id):
+            break
+        await asyncio.sleep(WAIT_SECONDS)
+    return kinds
 
 
 async def _batches(store: Store, job_id: int) -> AsyncIterator[int]:

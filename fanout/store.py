@@ -570,6 +570,11 @@ class Store:
         sql = self._sql["set_concurrency_chunk"]
         return await self._chunk(job_id, limit, sql, job_id, after_id, limit)
 
+    async def has_outside_concurrency(self, job_id: int) -> bool:
+        """Has a batch with a concurrency open children that are not claimed within it?"""
+        rows = await self._pool.fetch(self._sql["outside_concurrency"], job_id)
+        return bool(rows and rows[0]["some"])
+
     async def _chunk(self, lock_id: int, limit: int, sql: str, *arguments: object) -> Chunk:
         """A statement over some children, by id, that decides on what a locked row says."""
 

@@ -500,6 +500,23 @@ async def test_children_of_a_batch_with_a_concurrency_stand_among_those_that_are
     assert (await handle.job()).concurrency is None
 
 
+async def test_what_is_being_put_back_keeps_to_the_concurrency(
+    database: str, store: Store, conn: asyncpg.Connection
+) -> None:
+    """Its row is passed over while it is locked, and looked at again."""
+    root, children = await insert_batch(conn, WAITING, [PROCESSING, PROCESSING])
+    claims = [await claim_of(conn, child) for child in children]
+    async with held(database) as a:
+        await a.store.release([(one, None) for one in claims], ME)
+        task = asyncio.create_task(a_handle(store, root).set_concurrency(1))
+        await asyncio.wait({task}, timeout=0.5)  # so long, it would have done without them
+        await a.commit()
+        await task
+
+    assert [(await row_of(conn, child))["partition"] for child in children] == [f"#{root}"] * 2
+    assert await claimable(store) == []
+
+
 async def test_what_had_failed_before_keeps_to_the_concurrency_when_it_is_retried(
     database: str, store: Store, conn: asyncpg.Connection
 ) -> None:
