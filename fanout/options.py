@@ -17,6 +17,8 @@ __all__ = ["Options", "encode_options"]
 PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 MOST: Final = 2**31 - 1
+MOST_BUDGETS: Final = 8
+"""So that they always fit into their column."""
 LONGEST_SECONDS: Final = 10 * 366 * 86_400.0
 
 
@@ -134,6 +136,8 @@ def _deadline(value: object) -> dict[str, Any]:
 def _budget(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not value:
         raise UsageError("budget", f"{value!r} is not a budget", 'Give one like {"cost": 50}')
+    if len(value) > MOST_BUDGETS:
+        raise UsageError("budget", f"names {len(value)} sums", f"Name {MOST_BUDGETS} at most")
     for name, most in value.items():
         check_amount(name, most, "budget")
         if most <= 0:

@@ -19,7 +19,7 @@ keys = typer.Typer(
     help="Keys of the HTTP API: make, list, revoke. Only hashes are stored.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(help="Whose key it is, as ci or dashboard-ann.")]
+Name = Annotated[str, typer.Argument(help="Whose key it is, as ci or dashboard.")]
 
 
 @keys.command()
