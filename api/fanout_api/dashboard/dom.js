@@ -44,6 +44,12 @@ function nameOf(character) {
 /** For places that take a string only: what cannot be seen is named. */
 export const visible = (text) => String(text).replace(HIDDEN, (c) => `[${nameOf(c)}]`);
 
+/** The end of a name: of paths and of numbered keys it tells more than the beginning. */
+export function tail(text, most = 22) {
+  const all = [...String(text)];
+  return all.length > most ? `…${all.slice(1 - most).join("")}` : all.join("");
+}
+
 /** Text of strangers: isolated, what cannot be seen is shown, and copied as it is. */
 export function said(text, tag = "bdi", props = {}) {
   const value = String(text ?? "");

@@ -1,7 +1,7 @@
 /** The log: a window over a stream, not a document that grows. */
 
 import { get, url } from "./api.js";
-import { atSecond, count, exact, fill, h, long, many, put, said, visible } from "./dom.js";
+import { atSecond, count, exact, fill, h, long, many, put, said, tail, visible } from "./dom.js";
 import { parseCursor } from "./fanout-events.js";
 
 const MOST = 10000; // lines in memory
@@ -207,7 +207,7 @@ export function logView(job, { params, address, only = null }) {
     const text = h("span", { class: "text" }, data.truncated ? shortened(line) : long(wordsOf(line), FINEST));
     const time = h("a", { href: `#/jobs/${job}?line=${line.id}`, class: "at", title: data.at ? `${exact(data.at)} · event ${line.id}` : line.id,
       onclick: (e) => { if (!e.ctrlKey && !e.metaKey) { e.preventDefault(); pause(); address.write({ line: line.id }); point(line.id); } } }, data.at ? atSecond(data.at) : "");
-    const who = data.key !== undefined && !only ? h("a", { class: "who", href: `#/jobs/${data.job}`, title: visible(data.key) }, said(data.key)) : h("span", { class: "who" });
+    const who = data.key !== undefined && !only ? h("a", { class: "who", href: `#/jobs/${data.job}`, title: visible(data.key) }, said(tail(data.key))) : h("span", { class: "who" });
     const row = h("div", { class: `line ${mood}` }, time, who, mood === "bad" || mood === "warn" ? h("b", { class: "level" }, type === "log" ? data.level : type) : null, text);
     row.line = line;
     return row;
