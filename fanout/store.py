@@ -730,7 +730,7 @@ class Store:
                 if current == job_id:  # its concurrency may be younger than their failures
                     first = min(one["id"] for one in ids)
                     sql = self._sql["set_concurrency_chunk"]
-                    await connection.fetch(sql, job_id, first - 1, len(ids))
+                    await connection.fetch(sql, job_id, first - 1, None)  # all, however many
                 if row["closed"] and row["parent_id"] is None:
                     await connection.execute(self._sql["reopen_stream"], current)
                 if not row["closed"] or row["parent_id"] is None:

@@ -244,6 +244,42 @@ async def test_a_batch_has_a_limit_of_its_own_and_blocks_nobody_behind_it(
         assert await conn.fetchval(count, batch) == 3
 
 
+async def test_what_a_full_kind_has_in_a_batch_holds_up_no_other_kind(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """The batch's one place is not kept for the first child, that may not begin."""
+    _, [_, second] = await factories.insert_batch(
+        conn,
+        Status.WAITING,
+        [{"status": Status.PENDING, "kind": k, "partition": "acme"} for k in ("stopped", "leaf")],
+        concurrency=1,
+    )
+    await limit(conn, "kind:stopped", '{"concurrency": 0}')
+    wanted = [(kind, 5, LONG_AGO) for kind in ("stopped", "leaf")]
+    async with a_store(database) as store:
+        look = await store.claim_limited(wanted, 10, ME, LEASE, free=10)
+        assert [claim.id for claim in look.claims] == [second]
+
+
+async def test_all_that_is_retried_keeps_to_the_limit_of_its_batch(
+    database: str, conn: asyncpg.Connection
+) -> None:
+    """Given while they had failed; also those behind a batch that was opened again before them."""
+    batch, [first, nested, last] = await factories.insert_batch(
+        conn,
+        Status.WAITING,
+        [Status.FAILED, {"status": Status.WAITING, "kind": "manager", "total": 1}, Status.FAILED],
+        concurrency=1,
+    )
+    await insert_job(conn, parent=nested)
+    async with a_store(database) as store:
+        assert await store.retry_failed(batch) == 2
+        assert not await store.has_outside_concurrency(batch)
+        assert len(await claim_limited(store)) == 1
+        look = await store.claim(WANTED, 10, ME, LEASE)
+        assert not {first, last} & {claim.id for claim in look.claims}
+
+
 async def test_a_full_batch_is_walked_only_so_far(
     database: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

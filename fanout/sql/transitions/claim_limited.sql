@@ -52,7 +52,8 @@ line AS MATERIALIZED (   -- a map: no join of many to many is quick without an i
                                FROM (SELECT kind, partition, sum(n) AS n FROM running
                                       WHERE partition IS NOT NULL GROUP BY kind, partition) AS r)
                             ->> (l.kind || ':' || l.partition))::int, 0) AS used) AS u
-     WHERE k.per_partition IS NULL OR u.used < k.per_partition),
+     WHERE (k.per_partition IS NULL OR u.used < k.per_partition)
+       AND (k.concurrency IS NULL OR k.used < k.concurrency)),   -- or what cannot be chosen has the places of a batch
 candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of each
     SELECT l.kind, l.partition, l.priority, l.used, c.id, c.parent_id, c.run_at
       FROM line l
@@ -69,7 +70,7 @@ candidate AS MATERIALIZED (   -- the more partitions there are, the fewer of eac
      UNION ALL
     SELECT w.kind, NULL, w.priority, k.used_of_none, c.id, c.parent_id, c.run_at
       FROM unnest($1::text[], $2::smallint[], $3::timestamptz[]) AS w (kind, priority, floor)
-      JOIN k ON k.kind = w.kind AND k.is_limited
+      JOIN k ON k.kind = w.kind AND k.is_limited AND (k.concurrency IS NULL OR k.used < k.concurrency)
      CROSS JOIN LATERAL (
            SELECT j.id, j.parent_id, j.run_at FROM fanout.job j
             WHERE j.status = 'pending' AND j.deaths = 0 AND NOT j.paused AND j.partition IS NULL
