@@ -169,6 +169,34 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "a claim takes what is paused",
         _edit(r" AND NOT j\.paused", "", "claim", "claim_alone", "claim_limited"),
     ),
+    "kind-uncounted": Mutant(
+        "a claim under limits does not count what runs of a kind",
+        _edit(
+            r"\(SELECT COALESCE\(sum\(r\.n\), 0\) FROM running r WHERE r\.kind = i\.kind\) AS",
+            "0::bigint AS",
+            "claim_limited",
+        ),
+        asked=("test_model",),
+    ),
+    "batch-uncounted": Mutant(
+        "a claim under limits does not count what runs of a batch",
+        _edit(r"(FROM running) (WHERE parent_id IS NOT NULL)", r"\1 \2 AND false", "claim_limited"),
+        asked=("test_model",),
+    ),
+    "claim-beyond": Mutant(
+        "an ordinary claim takes what is under a limit",
+        _edit(
+            r"kind = ANY \(ARRAY\(SELECT l\.kind[^)]*\)\)\)\s+AS is_limited",
+            "false AS is_limited",
+            "claim",
+        ),
+        asked=("test_model",),
+    ),
+    "born-outside": Mutant(
+        "children of a batch with a concurrency are born outside of it",
+        _edit(r"CASE WHEN mine\.concurrency IS NOT NULL THEN '#' \|\| mine\.id END, ", ""),
+        asked=("test_model",),
+    ),
     "pause-blind": Mutant(
         "a chunk of a pause or a resume does not ask what the root says by then",
         _edit(

@@ -9,12 +9,15 @@ FANOUT_MODEL_EXAMPLES=1000 runs longer; a failure prints a blob for `@reproduce_
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
@@ -31,9 +34,10 @@ from hypothesis.stateful import (
 )
 
 from fanout.errors import LostClaim, Refused
+from fanout.limits import Limits
 from fanout.statements import load_statements
 from fanout.states import TERMINAL, Status
-from fanout.steering import pause_below, resume_below, spread_priority
+from fanout.steering import pause_below, resume_below, spread_concurrency, spread_priority
 from fanout.store import Store
 from fanout.values import Claim, Completed, Counted, Failed, Retry
 from tests import factories
@@ -53,6 +57,8 @@ DEEPEST: Final = 2
 DOCUMENTS: Final = "abcd"
 MORE_DOCUMENTS: Final = "efgh"
 PRIORITIES: Final = (2, 5)
+WHOLE_LINES: Final = 4
+"""Partitions and priorities, at most, of which a claim under limits looks at as many as it may."""
 RETRY: Final = Retry("timeout", "TimeoutError", 0)
 
 
@@ -80,6 +86,9 @@ class Job:
     """Of a root: the truth for all that is below it. Of what is pending: it cannot be claimed."""
     late: bool = False
     """Its deadline has passed."""
+    partition: str | None = None
+    concurrency: int | None = None
+    """Of a batch: how many of its children may run at once."""
     total: int = 0
     counted: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(sorted(TERMINAL), 0))
 
@@ -111,6 +120,8 @@ class Job:
             self.paused
             if self.status is PENDING or (self.is_open and self.parent is None)
             else None,
+            self.partition,
+            self.concurrency,
         )
 
 
@@ -121,6 +132,8 @@ class Model:
         self.jobs: dict[int, Job] = {}
         self.expected_follow_ups: set[tuple[int, int]] = set()
         self.ends: dict[tuple[int, int], tuple[int, UUID]] = {}
+        self.limits: dict[str, int | None] = {}
+        """Kinds that somebody has set a limit of; None: and has lifted it."""
 
     def add(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -140,6 +153,30 @@ class Model:
             if child.is_open:
                 found += [child, *self.below(child)]
         return found
+
+    def is_limited(self, job: Job) -> bool:
+        """It is claimed under limits: an ordinary claim leaves it out."""
+        return job.partition is not None or self.limits.get(job.kind) is not None
+
+    def room_of_kind(self, kind: str) -> float:
+        running = [j for j in self.jobs.values() if j.kind == kind and j.status is PROCESSING]
+        return _room(self.limits.get(kind), len(running))
+
+    def room_of_batch(self, job_id: int | None) -> float:
+        if job_id is None:
+            return math.inf
+        batch = self.jobs[job_id]
+        running = [c for c in self.children(batch) if c.status is PROCESSING]
+        return _room(batch.concurrency, len(running))
+
+    def has_room(self, job: Job) -> bool:
+        return self.room_of_kind(job.kind) > 0 and self.room_of_batch(job.parent) > 0
+
+    def keep_within(self, batch: Job, children: list[Job]) -> None:
+        """Children of a batch with a concurrency are claimed under limits."""
+        for child in children:
+            if batch.concurrency is not None and child.partition is None:
+                child.partition = f"#{batch.id}"
 
     def holds(self, claim: Claim, token: UUID) -> bool:
         job = self.jobs[claim.id]
@@ -196,6 +233,10 @@ class Model:
         return parent.parent is None or self.may_reopen(self.jobs[parent.parent])
 
 
+def _room(most: int | None, running: int) -> float:
+    return math.inf if most is None else max(0, most - running)
+
+
 class Bridge:
     """A loop in a thread of its own, for a machine that Hypothesis drives without one."""
 
@@ -228,8 +269,12 @@ Held = tuple[Claim, UUID]
 OUTCOMES: Final = st.lists(st.sampled_from([True, True, False]), min_size=1, max_size=4)
 
 
+def wanted(kinds: Sequence[str]) -> list[tuple[str, int, datetime]]:
+    return [(kind, priority, LONG_AGO) for priority in PRIORITIES for kind in kinds]
+
+
 class Machine(RuleBasedStateMachine):
-    """Two workers, some zombies, a sweeper, and people who pause, add, cancel and retry."""
+    """Two workers, some zombies, a sweeper, and people who pause, limit, add, cancel and retry."""
 
     bridge: ClassVar[Bridge]
 
@@ -239,6 +284,7 @@ class Machine(RuleBasedStateMachine):
         self.held: list[Held] = []
         """Claims that a worker believes in, the true and the lost ones, as they were given out."""
         self.run(self.conn.execute("TRUNCATE fanout.job, public.test_history"))
+        self.run(self.conn.execute("DELETE FROM fanout.limits WHERE kind IS NOT NULL"))
 
     @property
     def store(self) -> Store:
@@ -267,24 +313,49 @@ class Machine(RuleBasedStateMachine):
 
     # -- what callers do --------------------------------------------------------------------------
 
-    @initialize(data=st.data(), nested=st.booleans(), sealed=st.booleans())
-    def first(self, data: st.DataObject, nested: bool, sealed: bool) -> None:
-        """A batch to begin with, dispatching or sealed."""
+    @initialize(
+        data=st.data(),
+        nested=st.booleans(),
+        sealed=st.booleans(),
+        leaves=st.sampled_from([None, None, 1, 2]),
+        children=st.sampled_from([None, None, 1]),
+    )
+    def first(
+        self,
+        data: st.DataObject,
+        nested: bool,
+        sealed: bool,
+        leaves: int | None,
+        children: int | None,
+    ) -> None:
+        """A batch to begin with, dispatching or sealed, perhaps under limits."""
         self.submit(MANAGER, REPORT)
         self.claim([MANAGER], 1, ME, LEASE)
+        if leaves is not None:
+            self.set_limit(LEAF, leaves)
+        if children is not None:
+            self.set_concurrency(data, children)
         self.fan_out(data, set("abc"), set("a"), nested=False, lease=LEASE)
         self.fan_out(data, set("d"), set(), nested=nested, lease=LEASE)
         if sealed:
             self.flush(self.held, [True], ME)
         if nested:
-            self.claim([MANAGER], 1, OTHER, LEASE)
+            claim = self.claim if children is None else self.claim_limited
+            claim([MANAGER], 1, OTHER, LEASE)
             self.fan_out(data, set("ab"), set(), nested=True, lease=LEASE)
 
     @precondition(lambda self: sum(job.is_open for job in self.of_kind()) < 8)
-    @rule(kind=st.sampled_from(KINDS), on_closed=st.sampled_from([None, REPORT]))
-    def submit(self, kind: str, on_closed: str | None) -> None:
-        work = factories.submit(self.store, kind, max_retries=MAX_RETRIES, on_closed=on_closed)
-        self.model.add(Job(self.run(work), kind, on_closed=on_closed))
+    @rule(
+        kind=st.sampled_from(KINDS),
+        on_closed=st.sampled_from([None, REPORT]),
+        partition=st.sampled_from([None, None, None, "acme"]),
+    )
+    def submit(self, kind: str, on_closed: str | None, partition: str | None = None) -> None:
+        options = None if partition is None else json.dumps({"partition": partition})
+        work = factories.submit(
+            self.store, kind, max_retries=MAX_RETRIES, on_closed=on_closed, options=options
+        )
+        self.model.add(Job(self.run(work), kind, on_closed=on_closed, partition=partition))
         self.compare()
 
     @precondition(lambda self: sum(job.is_open for job in self.of_kind()) > 6)
@@ -311,6 +382,10 @@ class Machine(RuleBasedStateMachine):
                 self.open_again(child)
                 child.paused = paused
                 self.model.reopen(job, FAILED)
+            # What had closed before the batch had a concurrency, and a retry below has opened.
+            first = min(child.id for child in failed)
+            idle = [c for c in self.model.children(job) if c.status in {PENDING, WAITING}]
+            self.model.keep_within(job, [c for c in idle if c.id >= first])
         else:
             with pytest.raises(Refused):
                 self.run(self.store.retry_failed(job.id))
@@ -401,6 +476,32 @@ class Machine(RuleBasedStateMachine):
                     below.priority = priority
         self.compare()
 
+    @rule(data=st.data(), concurrency=st.sampled_from([None, 1, 2]))
+    def set_concurrency(self, data: st.DataObject, concurrency: int | None) -> None:
+        """Of a batch at any depth; what runs goes on, if more than that do."""
+        job = self.a_job(data, MANAGER)
+        assert self.run(self.store.set_concurrency(job.id, concurrency)) is job.is_live
+        if job.is_live:
+            job.concurrency = concurrency
+            self.run(spread_concurrency(self.store, job.id))
+            self.model.keep_within(job, [c for c in self.model.children(job) if c.is_open])
+        self.compare()
+
+    @rule(kind=st.sampled_from(KINDS), most=st.sampled_from([None, 0, 1, 2, 3]))
+    def set_limit(self, kind: str, most: int | None) -> None:
+        row = self.run(Limits(self.store).set(f"kind:{kind}", concurrency=most))
+        self.model.limits[kind] = most
+        assert row.concurrency == most
+        self.compare()
+
+    @precondition(lambda self: self.model.limits)
+    @rule(kind=st.sampled_from(KINDS))
+    def reset_limit(self, kind: str) -> None:
+        was_set = kind in self.model.limits
+        assert self.run(Limits(self.store).reset(f"kind:{kind}")) is was_set
+        self.model.limits.pop(kind, None)
+        self.compare()
+
     @rule(
         data=st.data(),
         documents=st.sets(st.sampled_from(DOCUMENTS + MORE_DOCUMENTS), max_size=3),
@@ -451,22 +552,69 @@ class Machine(RuleBasedStateMachine):
         lease=st.sampled_from([LEASE, LEASE, GONE]),
     )
     def claim(self, kinds: list[str], limit: int, token: UUID, lease: float) -> None:
+        """Whatever is under no limit; and what it leaves to others is told."""
         due = [j for j in self.of_kind(*kinds) if j.is_due and not j.deaths]
-        wanted = [(kind, priority, LONG_AGO) for priority in PRIORITIES for kind in kinds]
-        claims, suspect_age, _ = self.run(self.store.claim(wanted, limit, token, lease))
-        assert len(claims) == min(limit, len(due))
-        assert {c.id for c in claims} <= {j.id for j in due}
-        assert [c.priority for c in claims] == sorted(c.priority for c in claims)
+        free = [j for j in due if not self.model.is_limited(j)]
         suspects = [j for j in self.of_kind(*kinds) if j.is_due and j.deaths]
-        assert (suspect_age is not None) == bool(suspects)
+        any_alone = any(self.model.has_room(j) for j in suspects)
+        look = self.run(self.store.claim(wanted(kinds), limit, token, lease))
+        claims = look.claims
+        assert len(claims) == min(limit, len(free))
+        assert {c.id for c in claims} <= {j.id for j in free}
+        assert [c.priority for c in claims] == sorted(c.priority for c in claims)
+        assert look.limited == {j.kind for j in due if self.model.is_limited(j)}
+        # No snapshot shows a statement its own claims: it is told of room that they use.
+        assert (look.suspect_age is not None) == any_alone
         for claim in claims:
+            self.took(claim, token, lease)
+        self.compare()
+
+    @precondition(
+        lambda self: any(job.is_due and self.model.is_limited(job) for job in self.of_kind())
+    )
+    @rule(
+        kinds=st.permutations(KINDS),
+        limit=st.sampled_from([1, 3, 8]),
+        token=st.sampled_from([ME, OTHER]),
+        lease=st.sampled_from([LEASE, LEASE, GONE]),
+    )
+    def claim_limited_twice(self, kinds: list[str], limit: int, token: UUID, lease: float) -> None:
+        """The second one counts what the first one took."""
+        self.claim_limited(kinds, limit, token, lease)
+        self.claim_limited(kinds, limit, OTHER, lease)
+
+    def claim_limited(self, kinds: list[str], limit: int, token: UUID, lease: float) -> None:
+        """No more than there is room for, and something if there is room for anything."""
+        due = [j for j in self.of_kind(*kinds) if j.is_due and not j.deaths]
+        due = [j for j in due if self.model.is_limited(j)]
+        may = [j for j in due if self.model.has_room(j)]
+        room_of_kind = {kind: self.model.room_of_kind(kind) for kind in kinds}
+        room_of_batch = {j.parent: self.model.room_of_batch(j.parent) for j in due}
+        look = self.run(self.store.claim_limited(wanted(kinds), limit, token, lease, free=limit))
+        taken = [self.model.jobs[claim.id] for claim in look.claims]
+        assert len({j.id for j in taken}) == len(taken) <= limit
+        assert {j.id for j in taken} <= {j.id for j in may}
+        assert bool(taken) == bool(may)
+        assert look.of_partitions == {j.id for j in taken if j.partition is not None}
+        of_kind = Counter(j.kind for j in taken)
+        assert all(n <= room_of_kind[kind] for kind, n in of_kind.items())
+        assert all(n <= room_of_batch[b] for b, n in Counter(j.parent for j in taken).items())
+        # Of many lines it looks at the first few of each, and a batch may have those.
+        lines = {(j.kind, j.partition, j.priority) for j in due}
+        if len(lines) <= WHOLE_LINES and set(room_of_batch.values()) <= {math.inf}:
+            waiting = Counter(j.kind for j in due)
+            fit = sum(min(n, room_of_kind[kind]) for kind, n in waiting.items())
+            assert len(taken) == min(limit, fit)
+        for claim in look.claims:
             self.took(claim, token, lease)
         self.compare()
 
     @precondition(lambda self: any(j.status is PENDING and j.deaths for j in self.of_kind()))
     @rule(token=st.sampled_from([ME, OTHER]), lease=st.sampled_from([LEASE, GONE]))
     def claim_alone(self, token: UUID, lease: float) -> None:
-        suspects = {j.id for j in self.of_kind() if j.is_due and j.deaths}
+        suspects = {
+            j.id for j in self.of_kind() if j.is_due and j.deaths and self.model.has_room(j)
+        }
         claim = self.run(self.store.claim_alone(KINDS, token, lease))
         assert (claim is not None) == bool(suspects)
         if claim is not None:
@@ -540,7 +688,8 @@ class Machine(RuleBasedStateMachine):
         paused = self.model.root(job).paused
         for child_id, document in self.run(self.born(job.id, documents)):
             child = Job(child_id, kind, job.id, document, job.depth + 1, on_closed=on_closed)
-            child.priority, child.paused = priority, paused
+            child.priority, child.paused, child.partition = priority, paused, job.partition
+            self.model.keep_within(job, [child])
             self.model.add(child)
             job.total += 1
             if document in gone:
@@ -581,6 +730,9 @@ class Machine(RuleBasedStateMachine):
         """A worker as it should be: claims, runs, finishes."""
         before = len(self.held)
         self.claim([kind], limit, token, LEASE)
+        free = limit - (len(self.held) - before)
+        if free:
+            self.claim_limited([kind], free, token, LEASE)
         claimed = self.held[before:]
         self.flush(claimed, outcomes, token)
         self.held = [held for held in self.held if held not in claimed[1:]]
@@ -716,7 +868,9 @@ class Machine(RuleBasedStateMachine):
         """At once: any job that is sealed and has nobody at work below it."""
         job = self.a_job(data, MANAGER)
         excused = any(
-            c.status is WAITING or (c.token is not None and not c.lease_gone)
+            c.status is WAITING
+            or (c.token is not None and not c.lease_gone)
+            or (c.status is PENDING and (c.paused or not self.model.room_of_kind(c.kind)))
             for c in self.model.children(job)
         )
         may = job.status is WAITING and job.verdict is None and not (excused or job.paused)
@@ -741,7 +895,7 @@ class Machine(RuleBasedStateMachine):
                           CASE WHEN finished_at IS NULL THEN priority END AS priority,
                           CASE WHEN status = 'pending'
                                  OR finished_at IS NULL AND parent_id IS NULL THEN paused END
-                          AS paused FROM fanout.job ORDER BY id"""
+                          AS paused, partition, concurrency FROM fanout.job ORDER BY id"""
             )
         )
         for row in rows:
@@ -776,12 +930,15 @@ class Machine(RuleBasedStateMachine):
         await self.conn.execute(
             "UPDATE fanout.job SET paused = false, priority = 5 WHERE priority <> 5 OR paused"
         )
+        await self.conn.execute("DELETE FROM fanout.limits WHERE kind IS NOT NULL")
         for _ in range(100):
             for depth in await self.store.expired_depths():
                 await self.store.rescue(depth, 100, MAX_DEATHS, 0, 0)
             for job_id in await self.store.doomed(100):
                 await self.store.doom_chunk(job_id, 100)
             claims = await factories.claim(self.store, KINDS)
+            under = await self.store.claim_limited(wanted(KINDS), 100, ME, LEASE, free=100)
+            claims += under.claims
             alone = await self.store.claim_alone(KINDS, ME, LEASE)
             claims += [alone] if alone is not None else []
             await self.store.finish([(claim, DONE) for claim in claims], ME)
@@ -817,7 +974,7 @@ def bridge(database: str) -> Iterator[Bridge]:
 @pytest.mark.timeout(60 + 5 * EXAMPLES)
 def test_any_order_of_calls_ends_where_the_model_says(bridge: Bridge) -> None:
     """Submit, dispatch, add, claim, beat, end, release, crash, sweep, pause, resume, lift, cancel,
-    retry, be late: in any order.
+    retry, be late, be limited: in any order.
     """
     machine = type("BoundMachine", (Machine,), {"bridge": bridge})
     run_state_machine_as_test(machine, settings=SETTINGS)
