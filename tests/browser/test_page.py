@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,18 @@ async def test_a_batch_is_steered(opened: Opens, engine: Engine, gate: asyncio.E
         async with page.expect_response("**/concurrency"):
             await page.get_by_role("button", name="Set", exact=True).click()
         assert (await handle.job()).concurrency == most
+    await page.get_by_text("Add documents").click()
+    await page.get_by_label("Kind", exact=True).fill("papers_extract")
+    await page.get_by_label("Documents, a line").fill('{"key": "late"}\n{"key"')
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await expect(page.get_by_text("Line 2 is not JSON")).to_be_visible()
+    assert (await handle.job()).total == 12
+    paper = {"number": 12, "title": "A late one", "seconds": 0, "fails": False}
+    late = json.dumps({"key": "late", "payload": paper})
+    await page.get_by_label("Documents, a line").fill(late)
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await expect(page.get_by_text("1 document added")).to_be_visible()
+    assert (await handle.job()).total == 13
     other = await opened()
     await expect(other.locator(".jobs .badge")).to_have_text("paused")
     await asks(page, "Resume", "Its children start again")

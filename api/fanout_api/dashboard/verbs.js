@@ -55,7 +55,7 @@ export function verbsOf(first, { done, reopened }) {
   return { element, show, verb, retry, ended: (title, body) => notify && new Notification(title, { body }) };
 }
 
-/** Priority and concurrency of a batch that is open. */
+/** Priority and concurrency of a batch that is open, and documents added to it. */
 export function settingsOf({ id }, done) {
   const answer = h("span", { class: "quiet", role: "status" });
   const priority = h("select", { id: "priority", onchange: () => set("priority", { priority: Number(priority.value) }) },
@@ -77,12 +77,34 @@ export function settingsOf({ id }, done) {
     setTimeout(() => answer.replaceChildren(), 8000);
   }
 
-  const element = h("section", {}, h("h2", {}, "Settings"), form);
+  const kind = h("input", { id: "add-kind", required: true, size: 20, placeholder: "papers_extract" });
+  const documents = h("textarea", { id: "add-documents", required: true, rows: 3, cols: 40, placeholder: '{"key": "paper-7", "payload": {"id": 7}}' });
+  const more = h("form", { class: "filters", onsubmit: add }, h("label", { for: "add-kind" }, "Kind"), kind,
+    h("label", { for: "add-documents" }, "Documents, a line of JSON each"), documents, h("button", {}, "Add"));
+
+  /** Documents for the batch; what cannot be read is named by its line, and nothing is sent. */
+  async function add(e) {
+    e.preventDefault();
+    try {
+      const lines = documents.value.split("\n").map((text, n) => ({ text: text.trim(), n: n + 1 })).filter(({ text }) => text);
+      const read = lines.map(({ text, n }) => {
+        try { return JSON.parse(text); } catch (error) { throw new Error(`Line ${n} is not JSON: ${error.message}`); }
+      });
+      const { created, known } = await post(`jobs/${id}/children`, { kind: kind.value, documents: read });
+      answer.replaceChildren(`${many(created, "document")} added${known ? `, ${known} had a child already` : ""}`);
+      documents.value = "";
+      done();
+    } catch (error) {
+      answer.replaceChildren(said(error.message, "span", { class: "bad" }));
+    }
+  }
+
+  const element = h("section", {}, h("h2", {}, "Settings"), form, h("details", {}, h("summary", {}, "Add documents"), more));
   return {
     element,
     show(job) {
       element.hidden = isEnded(job.status) || Boolean(job.verdict);
-      for (const one of form.elements) {
+      for (const one of [...form.elements, ...more.elements]) {
         one.title = mayNot("operate");
         one.disabled = !may("operate");
       }
